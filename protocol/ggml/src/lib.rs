@@ -1,0 +1,1 @@
+//! Layouts of ggml's C structs, by ABI generation.

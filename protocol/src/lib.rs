@@ -1,0 +1,1 @@
+//! Ferry's wire protocol and its message channel.

@@ -1,0 +1,258 @@
+//! What each call carries: bytes → cursor → [`Request`].
+
+use crate::calls::CallCode;
+use crate::cursor::{Cursor, CursorError, only};
+use crate::graph::{self, GraphError, GraphTables, PatchHeader, TensorChange};
+use crate::ids::{BufferId, GraphId};
+use crate::limits::OP_TENSORS_MAX;
+use crate::tensor::{TensorLayout, TensorRecord};
+use bytemuck::{Pod, Zeroable};
+
+/// Allocates `size` bytes on `device`. The answer is a [`crate::reply::Allocated`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct AllocBuffer {
+    /// Bytes.
+    pub size: u64,
+    /// Place in the list of devices.
+    pub device: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// A buffer and a byte: the value to clear it to, or its usage (`enum ggml_backend_buffer_usage`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct BufferValue {
+    /// Which buffer.
+    pub buffer: BufferId,
+    /// The value; below 256.
+    pub value: u64,
+}
+
+/// A range of bytes of a buffer. In a WRITE the bytes follow.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Range {
+    /// Which buffer.
+    pub buffer: BufferId,
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes.
+    pub size: u64,
+}
+
+/// A range of bytes of a tensor. In a SET_TENSOR the bytes follow.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct TensorRange {
+    /// The tensor.
+    pub tensor: TensorLayout,
+    /// First byte, from the start of the tensor's data.
+    pub offset: u64,
+    /// Number of bytes.
+    pub size: u64,
+}
+
+/// Fills a range of a tensor.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct MemsetTensor {
+    /// Where.
+    pub range: TensorRange,
+    /// With which byte; below 256.
+    pub value: u64,
+}
+
+/// Copies a tensor of a session to another one of the same size.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct CopyTensor {
+    /// From.
+    pub src: TensorLayout,
+    /// To.
+    pub dst: TensorLayout,
+}
+
+/// In front of an operation that is asked about. Behind it come `tensors` records: the sources and their bases
+/// before it, the operation's result last. None of them has a name.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct OpQueryHeader {
+    /// Place in the list of devices.
+    pub device: u32,
+    /// Records that follow.
+    pub tensors: u32,
+}
+
+/// A call with its parameters; what is not of fixed size stays behind it in the message.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Request {
+    /// [`CallCode::ALLOC_BUFFER`]
+    AllocBuffer(AllocBuffer),
+    /// [`CallCode::FREE_BUFFER`]
+    FreeBuffer(BufferId),
+    /// [`CallCode::CLEAR_BUFFER`]
+    ClearBuffer(BufferValue),
+    /// [`CallCode::SET_USAGE`]
+    SetUsage(BufferValue),
+    /// [`CallCode::RESET_BUFFER`]
+    ResetBuffer(BufferId),
+    /// [`CallCode::WRITE`]
+    Write(Range),
+    /// [`CallCode::READ`]
+    Read(Range),
+    /// [`CallCode::SET_TENSOR`]
+    SetTensor(TensorRange),
+    /// [`CallCode::GET_TENSOR`]
+    GetTensor(TensorRange),
+    /// [`CallCode::INIT_TENSOR`]
+    InitTensor(TensorLayout),
+    /// [`CallCode::MEMSET_TENSOR`]
+    MemsetTensor(MemsetTensor),
+    /// [`CallCode::COPY_TENSOR`]
+    CopyTensor(CopyTensor),
+    /// [`CallCode::INIT_BACKEND`]: the device
+    InitBackend(u32),
+    /// [`CallCode::FREE_BACKEND`]
+    FreeBackend,
+    /// [`CallCode::SYNCHRONIZE`]
+    Synchronize,
+    /// [`CallCode::SET_THREADS`]: how many
+    SetThreads(u32),
+    /// [`CallCode::GRAPH_DEF`]
+    GraphDef(GraphId, GraphTables),
+    /// [`CallCode::GRAPH_PATCH`]
+    GraphPatch(PatchHeader, Vec<TensorChange>),
+    /// [`CallCode::GRAPH_FREE`]
+    GraphFree(GraphId),
+    /// [`CallCode::EXEC`]
+    Exec(GraphId),
+    /// [`CallCode::SUPPORTS_OP`]: the device and the records
+    SupportsOp(u32, Vec<TensorRecord>),
+    /// [`CallCode::ALLOC_SIZE`]: the device and the records
+    AllocSize(u32, Vec<TensorRecord>),
+    /// [`CallCode::MEMORY`]: the device
+    Memory(u32),
+}
+
+/// Why bytes are no request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// Not a call of a session.
+    #[error("unknown call {:#x}", .0.0)]
+    UnknownCall(CallCode),
+    /// Too short, or bytes left over.
+    #[error("{0}: {1}")]
+    Cursor(CallCode, CursorError),
+    /// A graph that is too large, too short, or too long.
+    #[error("{0}: {1}")]
+    Graph(CallCode, GraphError),
+    /// More than [`OP_TENSORS_MAX`] records in a question about an operation, or none.
+    #[error("{0}: {1} records, between 1 and {OP_TENSORS_MAX} are allowed")]
+    OpTensors(CallCode, u32),
+    /// A value out of its range.
+    #[error("{0}: value {1} is out of range")]
+    Value(CallCode, u64),
+    /// The bytes that follow are not as many as the call says.
+    #[error("{call}: {said} bytes of data announced, {found} found")]
+    Data {
+        /// The call.
+        call: CallCode,
+        /// Bytes that it announced.
+        said: u64,
+        /// Bytes that were there.
+        found: u64,
+    },
+}
+
+/// Bytes of parameters in front of the data in the calls that carry some; `None` for the others, whose whole
+/// payload is parameters.
+pub fn params_bytes(call: CallCode) -> Option<usize> {
+    match call {
+        CallCode::WRITE => Some(size_of::<Range>()),
+        CallCode::SET_TENSOR => Some(size_of::<TensorRange>()),
+        _ => None,
+    }
+}
+
+impl Request {
+    /// Reads the parameters of `call` from `params`, a private copy: the whole payload, or for a call of
+    /// [`params_bytes`] its front, with `data_bytes` of data behind it.
+    pub fn parse(call: CallCode, params: &[u8], data_bytes: usize) -> Result<Self, RequestError> {
+        let request = match call {
+            CallCode::ALLOC_BUFFER => Self::AllocBuffer(fixed(call, params)?),
+            CallCode::FREE_BUFFER => Self::FreeBuffer(fixed(call, params)?),
+            CallCode::CLEAR_BUFFER => Self::ClearBuffer(byte_value(call, params)?),
+            CallCode::SET_USAGE => Self::SetUsage(byte_value(call, params)?),
+            CallCode::RESET_BUFFER => Self::ResetBuffer(fixed(call, params)?),
+            CallCode::WRITE => Self::Write(fixed(call, params)?),
+            CallCode::READ => Self::Read(fixed(call, params)?),
+            CallCode::SET_TENSOR => Self::SetTensor(fixed(call, params)?),
+            CallCode::GET_TENSOR => Self::GetTensor(fixed(call, params)?),
+            CallCode::INIT_TENSOR => Self::InitTensor(fixed(call, params)?),
+            CallCode::MEMSET_TENSOR => Self::MemsetTensor(memset(call, params)?),
+            CallCode::COPY_TENSOR => Self::CopyTensor(fixed(call, params)?),
+            CallCode::INIT_BACKEND => Self::InitBackend(fixed(call, params)?),
+            CallCode::FREE_BACKEND => empty(call, params, Self::FreeBackend)?,
+            CallCode::SYNCHRONIZE => empty(call, params, Self::Synchronize)?,
+            CallCode::SET_THREADS => Self::SetThreads(fixed(call, params)?),
+            CallCode::GRAPH_DEF => {
+                let (id, tables) = GraphTables::decode(params).map_err(|e| RequestError::Graph(call, e))?;
+                Self::GraphDef(id, tables)
+            }
+            CallCode::GRAPH_PATCH => {
+                let (header, changes) = graph::decode_patch(params).map_err(|e| RequestError::Graph(call, e))?;
+                Self::GraphPatch(header, changes)
+            }
+            CallCode::GRAPH_FREE => Self::GraphFree(fixed(call, params)?),
+            CallCode::EXEC => Self::Exec(fixed(call, params)?),
+            CallCode::SUPPORTS_OP => op_query(call, params).map(|(device, op)| Self::SupportsOp(device, op))?,
+            CallCode::ALLOC_SIZE => op_query(call, params).map(|(device, op)| Self::AllocSize(device, op))?,
+            CallCode::MEMORY => Self::Memory(fixed(call, params)?),
+            _ => return Err(RequestError::UnknownCall(call)),
+        };
+        request.check_data(call, data_bytes as u64)?;
+        Ok(request)
+    }
+
+    fn check_data(&self, call: CallCode, found: u64) -> Result<(), RequestError> {
+        let said = match self {
+            Self::Write(range) => range.size,
+            Self::SetTensor(range) => range.size,
+            _ => 0,
+        };
+        if said == found { Ok(()) } else { Err(RequestError::Data { call, said, found }) }
+    }
+}
+
+fn fixed<T: bytemuck::AnyBitPattern>(call: CallCode, params: &[u8]) -> Result<T, RequestError> {
+    only(params, "its parameters").map_err(|error| RequestError::Cursor(call, error))
+}
+
+fn empty(call: CallCode, params: &[u8], request: Request) -> Result<Request, RequestError> {
+    Cursor::new(params).finish().map_err(|error| RequestError::Cursor(call, error))?;
+    Ok(request)
+}
+
+fn byte_value(call: CallCode, params: &[u8]) -> Result<BufferValue, RequestError> {
+    let value: BufferValue = fixed(call, params)?;
+    if value.value > 0xff { Err(RequestError::Value(call, value.value)) } else { Ok(value) }
+}
+
+fn memset(call: CallCode, params: &[u8]) -> Result<MemsetTensor, RequestError> {
+    let memset: MemsetTensor = fixed(call, params)?;
+    if memset.value > 0xff { Err(RequestError::Value(call, memset.value)) } else { Ok(memset) }
+}
+
+fn op_query(call: CallCode, params: &[u8]) -> Result<(u32, Vec<TensorRecord>), RequestError> {
+    let wrap = |error| RequestError::Cursor(call, error);
+    let mut cursor = Cursor::new(params);
+    let header: OpQueryHeader = cursor.value("the header of a question").map_err(wrap)?;
+    if header.tensors == 0 || header.tensors as usize > OP_TENSORS_MAX {
+        return Err(RequestError::OpTensors(call, header.tensors));
+    }
+    let tensors = cursor.values(header.tensors as usize, "the tensors of a question").map_err(wrap)?;
+    cursor.finish().map_err(wrap)?;
+    Ok((header.device, tensors))
+}

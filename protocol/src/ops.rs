@@ -12,22 +12,37 @@ use bytemuck::{Pod, Zeroable};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
 pub struct Op(pub u32);
 
-/// Operations that this protocol can name, in the order of their numbers.
-pub const OPS: &[&str] = &[
-    "NONE", "DUP", "ADD", "ADD_ID", "ADD1", "ACC", "SUB", "MUL", "DIV", "SQR", "SQRT", "LOG", "SIN", "COS",
-    "SUM", "SUM_ROWS", "CUMSUM", "MEAN", "ARGMAX", "COUNT_EQUAL", "REPEAT", "REPEAT_BACK", "CONCAT",
-    "SILU_BACK", "NORM", "RMS_NORM", "RMS_NORM_BACK", "GROUP_NORM", "L2_NORM", "MUL_MAT", "MUL_MAT_ID",
-    "OUT_PROD", "SCALE", "SET", "CPY", "CONT", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE", "GET_ROWS",
-    "GET_ROWS_BACK", "SET_ROWS", "DIAG", "DIAG_MASK_INF", "DIAG_MASK_ZERO", "SOFT_MAX", "SOFT_MAX_BACK",
-    "ROPE", "ROPE_BACK", "CLAMP", "CONV_TRANSPOSE_1D", "IM2COL", "IM2COL_BACK", "IM2COL_3D", "COL2IM_1D",
-    "CONV_2D", "CONV_3D", "CONV_2D_DW", "CONV_TRANSPOSE_2D", "POOL_1D", "POOL_2D", "POOL_2D_BACK",
-    "UPSCALE", "PAD", "PAD_REFLECT_1D", "ROLL", "ARANGE", "TIMESTEP_EMBEDDING", "ARGSORT", "TOP_K",
-    "LEAKY_RELU", "TRI", "FILL", "FLASH_ATTN_EXT", "FLASH_ATTN_BACK", "SSM_CONV", "SSM_SCAN", "WIN_PART",
-    "WIN_UNPART", "GET_REL_POS", "ADD_REL_POS", "RWKV_WKV6", "GATED_LINEAR_ATTN", "RWKV_WKV7", "SOLVE_TRI",
-    "GATED_DELTA_NET", "LIGHTNING_INDEXER", "DSV4_HC_COMB", "DSV4_HC_PRE", "DSV4_HC_POST", "UNARY",
-    "MAP_CUSTOM1", "MAP_CUSTOM2", "MAP_CUSTOM3", "CUSTOM", "CROSS_ENTROPY_LOSS", "CROSS_ENTROPY_LOSS_BACK",
-    "OPT_STEP_ADAMW", "OPT_STEP_SGD", "GLU",
-];
+/// A row of the table of operations.
+#[derive(Debug)]
+pub struct OpRow {
+    /// ggml's name.
+    pub name: &'static str,
+    /// Sources that it always has: the first so many of `src`.
+    pub sources_min: usize,
+}
+
+macro_rules! ops {
+    ($($name:ident $sources:literal;)*) => {
+        /// Operations that this protocol can name, in the order of their numbers.
+        pub const OPS: &[OpRow] = &[$(OpRow { name: stringify!($name), sources_min: $sources }),*];
+    };
+}
+
+ops! {
+    NONE 0; DUP 1; ADD 2; ADD_ID 3; ADD1 2; ACC 2; SUB 2; MUL 2; DIV 2; SQR 1; SQRT 1; LOG 1; SIN 1; COS 1;
+    SUM 1; SUM_ROWS 1; CUMSUM 1; MEAN 1; ARGMAX 1; COUNT_EQUAL 2; REPEAT 1; REPEAT_BACK 1; CONCAT 2;
+    SILU_BACK 2; NORM 1; RMS_NORM 1; RMS_NORM_BACK 2; GROUP_NORM 1; L2_NORM 1; MUL_MAT 2; MUL_MAT_ID 3;
+    OUT_PROD 2; SCALE 1; SET 2; CPY 2; CONT 1; RESHAPE 1; VIEW 1; PERMUTE 1; TRANSPOSE 1; GET_ROWS 2;
+    GET_ROWS_BACK 2; SET_ROWS 2; DIAG 1; DIAG_MASK_INF 1; DIAG_MASK_ZERO 1; SOFT_MAX 1; SOFT_MAX_BACK 2;
+    ROPE 2; ROPE_BACK 2; CLAMP 1; CONV_TRANSPOSE_1D 2; IM2COL 2; IM2COL_BACK 2; IM2COL_3D 2; COL2IM_1D 1;
+    CONV_2D 2; CONV_3D 2; CONV_2D_DW 2; CONV_TRANSPOSE_2D 2; POOL_1D 1; POOL_2D 1; POOL_2D_BACK 2;
+    UPSCALE 1; PAD 1; PAD_REFLECT_1D 1; ROLL 1; ARANGE 0; TIMESTEP_EMBEDDING 1; ARGSORT 1; TOP_K 1;
+    LEAKY_RELU 1; TRI 1; FILL 1; FLASH_ATTN_EXT 3; FLASH_ATTN_BACK 4; SSM_CONV 2; SSM_SCAN 6; WIN_PART 1;
+    WIN_UNPART 1; GET_REL_POS 1; ADD_REL_POS 3; RWKV_WKV6 6; GATED_LINEAR_ATTN 5; RWKV_WKV7 7; SOLVE_TRI 2;
+    GATED_DELTA_NET 6; LIGHTNING_INDEXER 4; DSV4_HC_COMB 3; DSV4_HC_PRE 2; DSV4_HC_POST 3; UNARY 1;
+    MAP_CUSTOM1 1; MAP_CUSTOM2 1; MAP_CUSTOM3 1; CUSTOM 1; CROSS_ENTROPY_LOSS 2; CROSS_ENTROPY_LOSS_BACK 3;
+    OPT_STEP_ADAMW 5; OPT_STEP_SGD 3; GLU 1;
+}
 
 /// Unary operations: the first parameter of `UNARY`.
 pub const UNARY_OPS: &[&str] = &[
@@ -44,11 +59,11 @@ pub const GLU_OPS: &[&str] = &[
 /// Operations that carry function pointers of the guest's process. They are refused on both sides.
 const NEVER_FORWARDED: &[&str] = &["MAP_CUSTOM1", "MAP_CUSTOM2", "MAP_CUSTOM3", "CUSTOM"];
 
-/// The number of `name` in `list`, a slice like [`OPS`].
-const fn number(list: &[&str], name: &str) -> u32 {
+/// The number of `name`.
+const fn number(name: &str) -> u32 {
     let mut at = 0;
-    while at < list.len() {
-        if same(list[at], name) {
+    while at < OPS.len() {
+        if same(OPS[at].name, name) {
             return at as u32;
         }
         at += 1;
@@ -75,7 +90,7 @@ macro_rules! named {
     ($($name:ident)*) => {
         #[allow(missing_docs)] // each is ggml's operation of that name
         impl Op {
-            $(pub const $name: Self = Self(number(OPS, stringify!($name)));)*
+            $(pub const $name: Self = Self(number(stringify!($name)));)*
         }
     };
 }
@@ -86,12 +101,17 @@ named! { NONE RESHAPE VIEW PERMUTE TRANSPOSE UNARY GLU FLASH_ATTN_EXT MUL_MAT MU
 impl Op {
     /// The operation that ggml calls `name`, if the protocol has it.
     pub fn by_name(name: &str) -> Option<Self> {
-        OPS.iter().position(|op| *op == name).map(|at| Self(at as u32))
+        OPS.iter().position(|op| op.name == name).map(|at| Self(at as u32))
+    }
+
+    /// Its row, or `None` for an operation that nobody defined.
+    pub fn row(self) -> Option<&'static OpRow> {
+        OPS.get(self.0 as usize)
     }
 
     /// ggml's name of it.
     pub fn name(self) -> Option<&'static str> {
-        OPS.get(self.0 as usize).copied()
+        self.row().map(|row| row.name)
     }
 
     /// Whether it can be computed on the other side at all.
@@ -138,7 +158,8 @@ mod tests {
 
     #[test]
     fn names_are_unique() {
-        for list in [OPS, UNARY_OPS, GLU_OPS] {
+        let ops: Vec<&str> = OPS.iter().map(|op| op.name).collect();
+        for list in [ops.as_slice(), UNARY_OPS, GLU_OPS] {
             for (at, name) in list.iter().enumerate() {
                 assert_eq!(list.iter().position(|other| other == name), Some(at), "{name}");
             }

@@ -1,0 +1,143 @@
+//! What a person, or a process of ours, may say on the command line.
+
+use crate::ggml::Library;
+use clap::{Args, Parser, Subcommand};
+use ferry_protocol::hello::field_text;
+use std::io::{IsTerminal, stderr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use tracing_subscriber::EnvFilter;
+
+/// Lets programs in virtual machines compute on this machine's GPU.
+#[derive(Debug, Parser)]
+#[command(name = "ferryd", version)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Listen for guests and serve them, until SIGTERM or SIGINT.
+    Serve(Serve),
+    /// List the devices that guests would be shown.
+    Devices(Backends),
+    /// Accept connections on standard input's socket (started by `serve`).
+    #[command(hide = true)]
+    Front(Front),
+    /// Serve the guest at standard input's socket (started by `serve`).
+    #[command(hide = true)]
+    Worker(Worker),
+    /// Write the devices to standard output (started by `serve`).
+    #[command(hide = true)]
+    Probe(Backends),
+}
+
+/// Which ggml to load.
+#[derive(Args, Clone, Debug)]
+pub struct Backends {
+    /// Directory with the ggml libraries of a llama.cpp build (libggml-base, libggml-cuda, …).
+    #[arg(long, value_name = "DIR")]
+    pub ggml_dir: PathBuf,
+    /// Back-end to load from there: cpu, cuda, vulkan, metal, rpc, …, or the path of its library. May be repeated.
+    #[arg(long = "backend", value_name = "NAME", required = true)]
+    pub backends: Vec<String>,
+}
+
+/// `ferryd serve`.
+#[derive(Args, Clone, Debug)]
+pub struct Serve {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub ggml: Backends,
+    /// Unix socket to listen on, for guests that share this machine's kernel. Default: $XDG_RUNTIME_DIR/ferry.sock,
+    /// or /run/ferry.sock.
+    #[arg(long, value_name = "SOCKET")]
+    pub unix: Vec<PathBuf>,
+    /// Permissions of the socket, in octal.
+    #[arg(long, value_name = "MODE", default_value = "600", value_parser = octal)]
+    pub socket_mode: u32,
+    /// Sessions (guest processes) that each socket may have at once.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub sessions_max: usize,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub tuning: Tuning,
+}
+
+/// How workers serve.
+#[derive(Args, Clone, Debug)]
+pub struct Tuning {
+    /// Append each session's counters to this file, as a line of JSON, when it ends.
+    #[arg(long, value_name = "FILE")]
+    pub stats: Option<PathBuf>,
+    /// Microseconds to look for the next message before sleeping. Default: 50 with 4 cores or more, else 0.
+    #[arg(long, value_name = "N")]
+    pub spin_us: Option<u64>,
+}
+
+/// `ferryd front`.
+#[derive(Args, Clone, Debug)]
+pub struct Front {
+    /// The supervisor.
+    #[arg(long)]
+    pub parent: u32,
+}
+
+/// `ferryd worker`.
+#[derive(Args, Clone, Debug)]
+pub struct Worker {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub ggml: Backends,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub tuning: Tuning,
+    /// Speak over an arena in shared memory rather than over the socket.
+    #[arg(long)]
+    pub arena: bool,
+    /// Number of the request that the opening answers.
+    #[arg(long)]
+    pub open_seq: u64,
+    /// The guest's process.
+    #[arg(long)]
+    pub client_pid: u32,
+    /// The supervisor.
+    #[arg(long)]
+    pub parent: u32,
+}
+
+fn octal(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 => Ok(mode),
+        _ => Err(format!("'{text}' is not a mode such as 600 or 660")),
+    }
+}
+
+/// Logs to standard error; `FERRY_LOG` chooses what (default: `info`).
+pub fn init_logging() {
+    let filter = EnvFilter::try_from_env("FERRY_LOG").unwrap_or_else(|_| EnvFilter::new("info,ggml=warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(stderr)
+        .with_ansi(stderr().is_terminal())
+        .with_target(false)
+        .init();
+}
+
+/// `ferryd devices`.
+pub fn print_devices(backends: &Backends) -> anyhow::Result<()> {
+    let library = Arc::new(Library::load(&backends.ggml_dir, &backends.backends)?);
+    if library.devices().is_empty() {
+        anyhow::bail!("the back-ends {} have no device on this machine", backends.backends.join(", "));
+    }
+    for at in 0..library.devices().len() {
+        let device = library.describe(at);
+        let (name, description) = (field_text(&device.name), field_text(&device.description));
+        let mib = |bytes: u64| bytes >> 20;
+        println!("{name}: {description} ({} MiB, {} MiB free)", mib(device.memory_total), mib(device.memory_free));
+    }
+    Ok(())
+}

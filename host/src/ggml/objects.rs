@@ -1,0 +1,389 @@
+//! What ggml gives, owned.
+#![allow(unsafe_code)]
+
+use super::ffi::{self, Functions, LoadError};
+use super::graph::Graph;
+use super::names::Names;
+use ferry_ggml::Tensor;
+use ferry_ggml::backend::{self, Handle, status};
+use ferry_protocol::hello::{DeviceFlags, DeviceKind, DeviceRecord, text_field};
+use ferry_protocol::tensor::{TensorLayout, TensorRecord};
+use libloading::os::unix::Library as Dl;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::Path;
+use std::sync::Arc;
+
+/// One directory's ggml, with the back-ends that were asked for.
+pub struct Library {
+    pub(super) ggml: Functions,
+    names: Names,
+    devices: Vec<Device>,
+    /// Last: the code stays loaded while anything above lives. Back-ends leave threads and handlers behind, so it is
+    /// never unloaded at all.
+    _loaded: Vec<std::mem::ManuallyDrop<Dl>>,
+}
+
+/// A device of a back-end. ggml keeps it as long as its library is loaded.
+pub struct Device {
+    handle: Handle,
+    reg: Handle,
+}
+
+/// A backend instance.
+pub struct Backend {
+    library: Arc<Library>,
+    handle: Handle,
+    device: usize,
+    threads: Option<unsafe extern "C" fn(Handle, c_int)>,
+}
+
+/// A buffer on a device.
+pub struct Buffer {
+    library: Arc<Library>,
+    handle: Handle,
+    base: *mut u8,
+    size: u64,
+}
+
+/// A validated place for a tensor: within a buffer, of a type that this build has.
+#[derive(Clone, Copy)]
+pub struct Place<'a> {
+    layout: TensorLayout,
+    buffer: &'a Buffer,
+    bytes: u64,
+}
+
+// SAFETY: ggml's functions are called by the one thread that serves a session; the handles are plain addresses.
+unsafe impl Send for Library {}
+// SAFETY: as above; what is shared is only read.
+unsafe impl Sync for Library {}
+
+impl Library {
+    /// Loads `libggml-base` from `dir` and the `backends` beside it.
+    pub fn load(dir: &Path, backends: &[String]) -> Result<Self, LoadError> {
+        let (base, ggml) = ffi::load_base(dir)?;
+        // SAFETY: the callback accepts whatever ggml passes, from any thread.
+        unsafe { (ggml.ggml_log_set)(Some(log), std::ptr::null_mut()) };
+        let mut loaded = vec![std::mem::ManuallyDrop::new(base)];
+        let mut devices = Vec::new();
+        for name in backends {
+            let (library, reg) = ffi::load_backend(dir, name)?;
+            loaded.push(std::mem::ManuallyDrop::new(library));
+            let reg: Handle = reg.cast();
+            // SAFETY: `reg` was just made by the back-end.
+            let count = unsafe { (ggml.ggml_backend_reg_dev_count)(reg) };
+            // SAFETY: as above, and the index is below the count.
+            devices.extend((0..count).map(|at| Device { handle: unsafe { (ggml.ggml_backend_reg_dev_get)(reg, at) }, reg }));
+        }
+        let names = Names::of(&ggml);
+        let (known, of) = names.coverage();
+        tracing::debug!(dir = %dir.display(), devices = devices.len(), known, of, "loaded ggml");
+        Ok(Self { ggml, names, devices, _loaded: loaded })
+    }
+
+    /// This build's numbers.
+    pub fn names(&self) -> &Names {
+        &self.names
+    }
+
+    /// The devices, in the order of the back-ends.
+    pub fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// What a guest is told of device `at`.
+    pub fn describe(self: &Arc<Self>, at: usize) -> DeviceRecord {
+        let (ggml, device) = (&self.ggml, &self.devices[at]);
+        // SAFETY: the device's handle is valid as long as the library is loaded, and so are the strings.
+        let (name, description, kind, buft) = unsafe {
+            (
+                text((ggml.ggml_backend_dev_name)(device.handle)),
+                text((ggml.ggml_backend_dev_description)(device.handle)),
+                (ggml.ggml_backend_dev_type)(device.handle),
+                (ggml.ggml_backend_dev_buffer_type)(device.handle),
+            )
+        };
+        // SAFETY: as above.
+        let (alignment, buffer_bytes_max) = unsafe {
+            ((ggml.ggml_backend_buft_get_alignment)(buft) as u64, (ggml.ggml_backend_buft_get_max_size)(buft) as u64)
+        };
+        let (memory_free, memory_total) = self.memory(at);
+        let threads = if self.set_threads(at).is_some() { DeviceFlags::THREADS } else { DeviceFlags::default() };
+        let probe = Buffer::alloc(self, at, 256);
+        let init = probe.is_some_and(|buffer| buffer.inits_tensors());
+        let init = if init { DeviceFlags::INIT_TENSOR } else { DeviceFlags::default() };
+        DeviceRecord {
+            name: text_field(&name),
+            description: text_field(description.trim()),
+            memory_free,
+            memory_total,
+            alignment,
+            buffer_bytes_max,
+            // A guest that is told of a CPU would take it for its own.
+            kind: if kind == backend::device_type::IGPU { DeviceKind::INTEGRATED_GPU } else { DeviceKind::GPU },
+            flags: threads | init,
+        }
+    }
+
+    /// Free and total memory of device `at`, in bytes.
+    pub fn memory(&self, at: usize) -> (u64, u64) {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the handle is valid, and the results are ours.
+        unsafe { (self.ggml.ggml_backend_dev_memory)(self.devices[at].handle, &mut free, &mut total) };
+        (free as u64, total as u64)
+    }
+
+    /// Whether device `at` computes the operation whose result is the last of `records`. `None` if the records are
+    /// not an operation of this build.
+    pub fn supports_op(&self, at: usize, records: &[TensorRecord]) -> Option<bool> {
+        let graph = Graph::of_op(self, records)?;
+        // SAFETY: the tensors are complete and point at each other only.
+        Some(unsafe { (self.ggml.ggml_backend_dev_supports_op)(self.devices[at].handle, graph.last()) })
+    }
+
+    /// Bytes that the last of `records` takes in a buffer of device `at`.
+    pub fn alloc_size(&self, at: usize, records: &[TensorRecord]) -> Option<u64> {
+        let graph = Graph::of_op(self, records)?;
+        let handle = self.devices[at].handle;
+        // SAFETY: as above.
+        Some(unsafe {
+            let buft = (self.ggml.ggml_backend_dev_buffer_type)(handle);
+            (self.ggml.ggml_backend_buft_get_alloc_size)(buft, graph.last()) as u64
+        })
+    }
+
+    /// The function that sets a CPU back-end's number of threads.
+    fn set_threads(&self, at: usize) -> Option<unsafe extern "C" fn(Handle, c_int)> {
+        let name = c"ggml_backend_set_n_threads";
+        // SAFETY: the registry is valid; a function of this name has this type (`ggml_backend_set_n_threads_t`), and an
+        // `Option` of a function pointer is null for none.
+        unsafe {
+            let function = (self.ggml.ggml_backend_reg_get_proc_address)(self.devices[at].reg, name.as_ptr());
+            std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn(Handle, c_int)>>(function)
+        }
+    }
+}
+
+impl Backend {
+    /// A new instance on device `at`, or `None` if the device refuses.
+    pub fn new(library: &Arc<Library>, at: usize) -> Option<Self> {
+        let device = library.devices.get(at)?;
+        // SAFETY: the handle is valid; null is allowed for the parameters.
+        let handle = unsafe { (library.ggml.ggml_backend_dev_init)(device.handle, std::ptr::null()) };
+        let threads = library.set_threads(at);
+        (!handle.is_null()).then(|| Self { library: library.clone(), handle, device: at, threads })
+    }
+
+    /// The device's place in the list.
+    pub fn device(&self) -> usize {
+        self.device
+    }
+
+    /// Sets the number of threads, on a back-end that has them.
+    pub fn set_threads(&self, threads: u32) {
+        if let Some(set) = self.threads {
+            // SAFETY: the handle is valid, and the number is within the protocol's limit.
+            unsafe { set(self.handle, threads as c_int) };
+        }
+    }
+
+    /// Starts computing; what goes wrong is ggml's status.
+    pub fn compute(&self, graph: &mut Graph) -> Result<(), c_int> {
+        // SAFETY: the graph is complete and valid, and its buffers live (`worker::objects` drops a graph before any
+        // buffer that it names). It stays in place until the stream is synchronized.
+        match unsafe { (self.library.ggml.ggml_backend_graph_compute_async)(self.handle, graph.as_mut_ptr()) } {
+            status::SUCCESS => Ok(()),
+            code => Err(code),
+        }
+    }
+
+    /// Waits for everything that was started.
+    pub fn synchronize(&self) {
+        // SAFETY: the handle is valid.
+        unsafe { (self.library.ggml.ggml_backend_synchronize)(self.handle) };
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        // SAFETY: the handle is ours and valid; nobody uses it again.
+        unsafe { (self.library.ggml.ggml_backend_free)(self.handle) };
+    }
+}
+
+impl Buffer {
+    /// A buffer of `size` bytes on device `at`, or `None` if there is no room. Memory of a device that is not this
+    /// process's own is cleared: it may hold what somebody else left.
+    pub fn alloc(library: &Arc<Library>, at: usize, size: usize) -> Option<Self> {
+        let (ggml, device) = (&library.ggml, library.devices.get(at)?);
+        // SAFETY: the handles are valid; the result is ours.
+        let (handle, is_host) = unsafe {
+            let buft = (ggml.ggml_backend_dev_buffer_type)(device.handle);
+            ((ggml.ggml_backend_buft_alloc_buffer)(buft, size), (ggml.ggml_backend_buft_is_host)(buft))
+        };
+        if handle.is_null() {
+            return None;
+        }
+        // SAFETY: the buffer was just made.
+        let (base, size) = unsafe {
+            ((ggml.ggml_backend_buffer_get_base)(handle), (ggml.ggml_backend_buffer_get_size)(handle) as u64)
+        };
+        let buffer = Self { library: library.clone(), handle, base: base.cast(), size };
+        if !is_host {
+            buffer.clear(0);
+        }
+        Some(buffer)
+    }
+
+    /// Bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether the back-end wants to see tensors before they are used.
+    pub fn inits_tensors(&self) -> bool {
+        // SAFETY: the slot is the third of the buffer's interface in every generation.
+        unsafe { (*self.handle.cast::<backend::Buffer<backend::BufferV1>>()).iface.init_tensor.is_some() }
+    }
+
+    /// Fills it with one byte value.
+    pub fn clear(&self, value: u8) {
+        // SAFETY: the handle is valid.
+        unsafe { (self.library.ggml.ggml_backend_buffer_clear)(self.handle, value) };
+    }
+
+    /// Drops what the back-end attached to tensors in it.
+    pub fn reset(&self) {
+        // SAFETY: the handle is valid.
+        unsafe { (self.library.ggml.ggml_backend_buffer_reset)(self.handle) };
+    }
+
+    /// Says what it is used for.
+    pub fn set_usage(&self, usage: u8) {
+        // SAFETY: the handle is valid, and the value one of the enumeration's (checked by the caller).
+        unsafe { (self.library.ggml.ggml_backend_buffer_set_usage)(self.handle, c_int::from(usage)) };
+    }
+
+    /// The place that `layout` names in this buffer, if there is one.
+    pub fn place(&self, layout: TensorLayout) -> Option<Place<'_>> {
+        if !self.library.names.has_type(layout.kind) {
+            return None;
+        }
+        let bytes = layout.extent_bytes().ok()?;
+        let end = layout.offset.checked_add(bytes)?;
+        (end <= self.size).then_some(Place { layout, buffer: self, bytes })
+    }
+
+    pub(super) fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// The address that ggml sees for a byte of the buffer. Not ours to read: it may be a device's.
+    pub(super) fn address(&self, offset: u64) -> *mut c_void {
+        self.base.wrapping_add(offset as usize).cast()
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: the handle is ours and valid; nothing names the buffer any more.
+        unsafe { (self.library.ggml.ggml_backend_buffer_free)(self.handle) };
+    }
+}
+
+impl Place<'_> {
+    /// Bytes from the first to behind the last element.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether `size` bytes from `offset` are within it.
+    pub fn contains(&self, offset: u64, size: u64) -> bool {
+        offset.checked_add(size).is_some_and(|end| end <= self.bytes)
+    }
+
+    fn tensor(&self) -> Tensor {
+        let layout = &self.layout;
+        Tensor {
+            kind: layout.kind.0 as i32,
+            buffer: self.buffer.handle,
+            ne: layout.ne,
+            nb: layout.nb.map(|stride| stride as usize),
+            data: self.buffer.address(layout.offset),
+            ..Tensor::EMPTY
+        }
+    }
+
+    /// Lets the back-end prepare the tensor.
+    pub fn init(&self) -> Result<(), c_int> {
+        let mut tensor = self.tensor();
+        // SAFETY: the tensor lies in the buffer. What the back-end attaches to it is not kept: it is attached again
+        // where a graph names the tensor.
+        match unsafe { (self.ggml().ggml_backend_buffer_init_tensor)(self.buffer.handle, &mut tensor) } {
+            status::SUCCESS => Ok(()),
+            code => Err(code),
+        }
+    }
+
+    /// Copies `size` bytes from `data` to `offset` in the tensor.
+    ///
+    /// # Safety
+    /// `data` must be the start of `size` readable bytes.
+    pub unsafe fn set(&self, data: *const u8, offset: u64, size: usize) {
+        assert!(self.contains(offset, size as u64));
+        let mut tensor = self.tensor();
+        // SAFETY: the range is within the tensor and the tensor within its buffer; the caller vouches for `data`.
+        unsafe { (self.ggml().ggml_backend_tensor_set)(&mut tensor, data.cast(), offset as usize, size) };
+    }
+
+    /// Copies bytes from `offset` in the tensor out.
+    pub fn get(&self, out: &mut [u8], offset: u64) {
+        assert!(self.contains(offset, out.len() as u64));
+        let tensor = self.tensor();
+        let to = out.as_mut_ptr().cast();
+        // SAFETY: the range is within the tensor, the tensor within its buffer, and `out` is as long.
+        unsafe { (self.ggml().ggml_backend_tensor_get)(&tensor, to, offset as usize, out.len()) };
+    }
+
+    /// Fills a range.
+    pub fn fill(&self, value: u8, offset: u64, size: u64) {
+        assert!(self.contains(offset, size));
+        let mut tensor = self.tensor();
+        // SAFETY: the range is within the tensor and the tensor within its buffer.
+        unsafe { (self.ggml().ggml_backend_tensor_memset)(&mut tensor, value, offset as usize, size as usize) };
+    }
+
+    /// Copies the whole to another place of the same layout.
+    pub fn copy_to(&self, to: &Place<'_>) {
+        assert!(self.layout.ne == to.layout.ne && self.layout.nb == to.layout.nb && self.layout.kind == to.layout.kind);
+        let (mut src, mut dst) = (self.tensor(), to.tensor());
+        // SAFETY: both tensors lie in their buffers and have the same layout.
+        unsafe { (self.ggml().ggml_backend_tensor_copy)(&mut src, &mut dst) };
+    }
+
+    fn ggml(&self) -> &Functions {
+        &self.buffer.library.ggml
+    }
+}
+
+fn text(string: *const c_char) -> String {
+    if string.is_null() {
+        return String::new();
+    }
+    // SAFETY: ggml's strings are terminated and live as long as what they describe.
+    unsafe { CStr::from_ptr(string) }.to_string_lossy().into_owned()
+}
+
+/// ggml's log: a callback that gets lines, sometimes in parts.
+unsafe extern "C" fn log(level: c_int, message: *const c_char, _: *mut c_void) {
+    let message = text(message);
+    let message = message.trim_end();
+    // `enum ggml_log_level`: none, debug, info, warn, error, cont.
+    match level {
+        _ if message.is_empty() => {}
+        4 => tracing::error!(target: "ggml", "{message}"),
+        3 => tracing::warn!(target: "ggml", "{message}"),
+        2 => tracing::info!(target: "ggml", "{message}"),
+        _ => tracing::debug!(target: "ggml", "{message}"),
+    }
+}

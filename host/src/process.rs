@@ -1,0 +1,93 @@
+//! The short-lived processes that the supervisor starts: workers and the probe.
+
+use crate::cli::{Backends, Worker};
+use crate::ggml::Library;
+use crate::worker;
+use anyhow::{Context, bail};
+use ferry_protocol::calls::CallCode;
+use ferry_protocol::frame::Header;
+use ferry_protocol::hello::{Opened, encode_welcome};
+use ferry_protocol::ids::StreamId;
+use ferry_protocol::limits::DEVICES_MAX;
+use ferry_unix::{Channel, frames, stream};
+use std::io::{Write, stdin, stdout};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Ends this process when the supervisor ends, however that happens.
+pub fn die_with_parent(parent: u32) -> anyhow::Result<()> {
+    #[cfg(target_os = "linux")]
+    nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?;
+    if nix::unistd::getppid().as_raw() as u32 != parent {
+        bail!("the supervisor is gone");
+    }
+    Ok(())
+}
+
+/// The socket that the supervisor gave this process as standard input, which is /dev/null from here on.
+pub fn take_stdin() -> anyhow::Result<std::os::fd::OwnedFd> {
+    let socket = stdin().as_fd().try_clone_to_owned()?;
+    nix::unistd::dup2_stdin(std::fs::File::open("/dev/null")?)?;
+    Ok(socket)
+}
+
+/// `ferryd probe`: loads the back-ends once and writes what a front tells guests.
+pub fn run_probe(backends: &Backends) -> anyhow::Result<()> {
+    let library = Arc::new(Library::load(&backends.ggml_dir, &backends.backends)?);
+    let count = library.devices().len();
+    if count == 0 || count > DEVICES_MAX {
+        bail!("the back-ends {} have {count} devices; between 1 and {DEVICES_MAX} can be shown", backends.backends.join(", "));
+    }
+    let devices: Vec<_> = (0..count).map(|at| library.describe(at)).collect();
+    stdout().write_all(&encode_welcome(ferry_protocol::VERSION_MAX, &devices))?;
+    Ok(())
+}
+
+/// `ferryd worker`: answers the guest's OPEN and serves it.
+pub fn run_worker(arguments: &Worker) -> anyhow::Result<()> {
+    die_with_parent(arguments.parent)?;
+    let socket = UnixStream::from(take_stdin()?);
+    let library = Library::load(&arguments.ggml.ggml_dir, &arguments.ggml.backends)?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let spin_us = arguments.tuning.spin_us.unwrap_or(if cores >= 4 { 50 } else { 0 });
+    let config = worker::Config {
+        stats: arguments.tuning.stats.clone(),
+        spin: Duration::from_micros(spin_us),
+        client_pid: arguments.client_pid,
+    };
+    let opened = Header { seq: arguments.open_seq, ..Header::request(CallCode::OPEN, StreamId::SESSION, 0) };
+    let (channel, counters) = if arguments.arena { open_arena(socket, opened)? } else { open_stream(socket, opened)? };
+    worker::serve(Arc::new(library), channel, &config, &*counters)
+}
+
+/// Doorbells and sleeps so far.
+type Waited = Box<dyn Fn() -> (u64, u64)>;
+
+fn open_stream(socket: UnixStream, opened: Header) -> anyhow::Result<(Channel, Waited)> {
+    frames::write(&socket, opened, bytemuck::bytes_of(&Opened::default()), &[]).context("cannot answer the guest")?;
+    Ok((stream::channel(socket)?, Box::new(|| (0, 0))))
+}
+
+#[cfg(target_os = "linux")]
+fn open_arena(socket: UnixStream, opened: Header) -> anyhow::Result<(Channel, Waited)> {
+    use ferry_protocol::channel::arena::End;
+    use ferry_unix::arena;
+    use std::os::fd::AsRawFd;
+    use std::sync::atomic::Ordering;
+    let shared = arena::make().context("cannot make the shared memory of a session")?;
+    let mapping = arena::map(&shared.memory, &shared.layout)?;
+    let fds = [&shared.memory, &shared.host_event, &shared.guest_event].map(|fd| fd.as_raw_fd());
+    frames::write(&socket, opened, bytemuck::bytes_of(&shared.layout), &fds).context("cannot answer the guest")?;
+    let counters = Arc::new(arena::Counters::default());
+    let events = (shared.host_event, shared.guest_event);
+    let channel = arena::channel(mapping, &shared.layout, End::Host, events, socket, counters.clone())?;
+    let read = move || (counters.doorbells.load(Ordering::Relaxed), counters.waits.load(Ordering::Relaxed));
+    Ok((channel, Box::new(read)))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_arena(_: UnixStream, _: Header) -> anyhow::Result<(Channel, Waited)> {
+    bail!("shared memory between processes is only served on Linux")
+}

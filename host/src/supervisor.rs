@@ -1,0 +1,241 @@
+//! The supervisor: starts a probe, a front per listener and a worker per session, and cleans up after all of them. It
+//! reads no byte that a guest wrote: what a front passes on has been parsed there, and is two numbers.
+
+use crate::cli::Serve;
+use anyhow::{Context, bail};
+use ferry_protocol::calls::CallCode;
+use ferry_protocol::cursor;
+use ferry_protocol::frame::Header;
+use ferry_protocol::hello::{Open, Transport, decode_welcome, field_text};
+use ferry_protocol::ids::StreamId;
+use ferry_protocol::status::Status;
+use ferry_unix::frames;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
+use std::fs::Permissions;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Workers get this long to end by themselves when the daemon does.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// A listener with its front and its sessions.
+struct Listener {
+    path: PathBuf,
+    socket: OwnedFd,
+    front: Child,
+    control: UnixStream,
+    workers: Vec<Child>,
+}
+
+/// `ferryd serve`.
+pub fn run(serve: &Serve) -> anyhow::Result<()> {
+    // Registered before any child exists, so that none is missed.
+    let stop = Arc::new(AtomicBool::new(false));
+    let (mut signals, writer) = UnixStream::pair()?;
+    for signal in [SIGTERM, SIGINT] {
+        signal_hook::flag::register(signal, stop.clone())?;
+    }
+    for signal in [SIGTERM, SIGINT, SIGCHLD] {
+        signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
+    }
+    signals.set_nonblocking(true)?;
+
+    let welcome = probe(serve)?;
+    let paths = if serve.unix.is_empty() { vec![ferry_unix::path::default_socket()] } else { serve.unix.clone() };
+    let mut listeners = Vec::new();
+    for path in &paths {
+        listeners.push(Listener::start(path, serve, &welcome)?);
+        tracing::info!("ready on {}", path.display());
+    }
+    while !stop.load(Ordering::Relaxed) {
+        let readable = wait(&signals, &listeners)?;
+        drain(&mut signals);
+        for (listener, readable) in listeners.iter_mut().zip(readable) {
+            if readable {
+                listener.serve_front(serve);
+            }
+            listener.reap(&welcome)?;
+        }
+    }
+    tracing::info!("stopping");
+    Ok(())
+}
+
+/// Asks a process of its own what devices there are: a driver that crashes takes that process.
+fn probe(serve: &Serve) -> anyhow::Result<Vec<u8>> {
+    let output = ferryd(&["probe"])
+        .args(backend_arguments(serve))
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot start the probe")?;
+    if !output.status.success() {
+        bail!("cannot use the back-ends {} ({})", serve.ggml.backends.join(", "), output.status);
+    }
+    let (_, devices) = decode_welcome(&output.stdout).context("the probe's answer makes no sense")?;
+    for device in &devices {
+        tracing::info!("device {}: {}", field_text(&device.name), field_text(&device.description));
+    }
+    Ok(output.stdout)
+}
+
+fn ferryd(arguments: &[&str]) -> Command {
+    let program = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("/proc/self/exe"));
+    let mut command = Command::new(program);
+    command.args(arguments);
+    // Ctrl-C is for the supervisor, which then ends its children.
+    command.process_group(0);
+    command
+}
+
+fn backend_arguments(serve: &Serve) -> Vec<std::ffi::OsString> {
+    let mut arguments = vec!["--ggml-dir".into(), serve.ggml.ggml_dir.clone().into_os_string()];
+    for backend in &serve.ggml.backends {
+        arguments.extend(["--backend".into(), backend.into()]);
+    }
+    arguments
+}
+
+/// Sleeps until a signal arrives or a front has something to say; which fronts have.
+fn wait(signals: &UnixStream, listeners: &[Listener]) -> anyhow::Result<Vec<bool>> {
+    let mut fds = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+    fds.extend(listeners.iter().map(|listener| PollFd::new(listener.control.as_fd(), PollFlags::POLLIN)));
+    match poll(&mut fds, PollTimeout::NONE) {
+        Ok(_) => Ok(fds[1..].iter().map(|fd| fd.any().unwrap_or(false)).collect()),
+        Err(nix::errno::Errno::EINTR) => Ok(vec![false; listeners.len()]),
+        Err(error) => Err(error).context("poll"),
+    }
+}
+
+fn drain(signals: &mut UnixStream) {
+    let mut bytes = [0; 64];
+    while matches!(signals.read(&mut bytes), Ok(n) if n == bytes.len()) {}
+}
+
+impl Listener {
+    fn start(path: &Path, serve: &Serve, welcome: &[u8]) -> anyhow::Result<Self> {
+        let socket = OwnedFd::from(bind(path, serve.socket_mode)?);
+        let (front, control) = start_front(&socket, welcome)?;
+        Ok(Self { path: path.to_path_buf(), socket, front, control, workers: Vec::new() })
+    }
+
+    /// A front passed a connection on: starts a worker for it.
+    fn serve_front(&mut self, serve: &Serve) {
+        let (header, payload, mut fds) = match frames::read(&self.control) {
+            Ok(frame) => frame,
+            // Its end is noticed as a child's end.
+            Err(error) => return tracing::debug!("front of {}: {error}", self.path.display()),
+        };
+        let (Ok(open), Some(client)) = (cursor::only::<Open>(&payload, "an OPEN"), fds.pop()) else {
+            return tracing::error!("front of {}: not an OPEN with a connection", self.path.display());
+        };
+        let client = UnixStream::from(client);
+        if self.workers.len() >= serve.sessions_max {
+            let text = format!("{} sessions are open, at most {} are allowed", self.workers.len(), serve.sessions_max);
+            tracing::warn!("{}: {text}", self.path.display());
+            let _ = frames::write(&client, header.reply(Status::REFUSED), text.as_bytes(), &[]);
+            return;
+        }
+        match start_worker(serve, header, &open, &client) {
+            Ok(worker) => self.workers.push(worker),
+            Err(error) => {
+                tracing::error!("cannot start a worker: {error}");
+                let text = "the daemon could not start a worker";
+                let _ = frames::write(&client, header.reply(Status::REFUSED), text.as_bytes(), &[]);
+            }
+        }
+    }
+
+    /// Takes note of children that ended; a front that did is replaced.
+    fn reap(&mut self, welcome: &[u8]) -> anyhow::Result<()> {
+        self.workers.retain_mut(|worker| match worker.try_wait() {
+            Ok(Some(status)) => {
+                if !status.success() {
+                    tracing::error!("worker {} ended: {status}; its guest lost the session", worker.id());
+                }
+                false
+            }
+            _ => true,
+        });
+        if let Ok(Some(status)) = self.front.try_wait() {
+            tracing::error!("the front of {} ended: {status}; starting another", self.path.display());
+            (self.front, self.control) = start_front(&self.socket, welcome)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+        let _ = self.front.kill();
+        let _ = self.front.wait();
+        for worker in &self.workers {
+            let pid = nix::unistd::Pid::from_raw(worker.id() as i32);
+            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
+        }
+        let until = std::time::Instant::now() + GRACE;
+        for worker in &mut self.workers {
+            while matches!(worker.try_wait(), Ok(None)) && std::time::Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let _ = worker.kill();
+            let _ = worker.wait();
+        }
+    }
+}
+
+fn start_front(socket: &OwnedFd, welcome: &[u8]) -> anyhow::Result<(Child, UnixStream)> {
+    let (control, theirs) = UnixStream::pair()?;
+    let front = ferryd(&["front", "--parent", &std::process::id().to_string()])
+        .stdin(Stdio::from(socket.try_clone()?))
+        .stdout(Stdio::from(OwnedFd::from(theirs)))
+        .spawn()
+        .context("cannot start a front")?;
+    let header = Header::request(CallCode::HELLO, StreamId::SESSION, 0);
+    frames::write(&control, header, welcome, &[]).context("cannot talk to a front")?;
+    Ok((front, control))
+}
+
+fn start_worker(serve: &Serve, header: Header, open: &Open, client: &UnixStream) -> anyhow::Result<Child> {
+    let mut command = ferryd(&["worker"]);
+    command.args(backend_arguments(serve));
+    command.args(["--open-seq", &header.seq.to_string(), "--client-pid", &open.client_pid.to_string()]);
+    command.args(["--parent", &std::process::id().to_string()]);
+    if open.transport == Transport::ARENA {
+        command.arg("--arena");
+    }
+    if let Some(stats) = &serve.tuning.stats {
+        command.arg("--stats").arg(stats);
+    }
+    if let Some(spin_us) = serve.tuning.spin_us {
+        command.args(["--spin-us", &spin_us.to_string()]);
+    }
+    Ok(command.stdin(Stdio::from(OwnedFd::from(client.try_clone()?))).stdout(Stdio::null()).spawn()?)
+}
+
+/// Binds a socket that only this daemon listens on. A file that a dead daemon left is replaced.
+fn bind(path: &Path, mode: u32) -> anyhow::Result<UnixListener> {
+    if UnixStream::connect(path).is_ok() {
+        bail!("another daemon listens on {}", path.display());
+    }
+    if std::fs::symlink_metadata(path).is_ok_and(|file| std::os::unix::fs::FileTypeExt::is_socket(&file.file_type())) {
+        std::fs::remove_file(path).with_context(|| format!("cannot replace {}", path.display()))?;
+    }
+    // Nobody connects before the permissions are what they should be.
+    let listener = UnixListener::bind(path).with_context(|| {
+        format!("cannot listen on {}: is the directory there and writable? (--unix chooses another place)", path.display())
+    })?;
+    std::fs::set_permissions(path, Permissions::from_mode(mode))
+        .with_context(|| format!("cannot set the permissions of {}", path.display()))?;
+    Ok(listener)
+}

@@ -1,0 +1,413 @@
+//! From a message to ggml and back: bytes → request → validated → done → answered.
+
+use super::objects::{DefinedGraph, Objects};
+use super::stats::Stats;
+use super::upload;
+use crate::ggml::{Backend, Buffer, Graph, Invalid, Library, Place, ValidGraph};
+use ferry_protocol::calls::{CallCode, Manner};
+use ferry_protocol::channel::{Broken, Interest, Payload, Sender, Waiter};
+use ferry_protocol::frame::{Flags, Header};
+use ferry_protocol::graph::{GraphTables, PatchHeader, TensorChange};
+use ferry_protocol::ids::{BufferId, GraphId, StreamId};
+use ferry_protocol::limits::{DATA_CHUNK_BYTES, NOTICE_TEXT_BYTES_MAX, THREADS_MAX};
+use ferry_protocol::reply::{Allocated, Memory, NoticeHeader};
+use ferry_protocol::request::{AllocBuffer, CopyTensor, Request, TensorRange, params_bytes};
+use ferry_protocol::status::Status;
+use ferry_protocol::tensor::TensorLayout;
+use std::sync::Arc;
+
+/// The answers' way to the guest.
+pub struct Replies {
+    /// Sends.
+    pub sender: Box<dyn Sender>,
+    /// Sleeps until there is room.
+    pub waiter: Arc<dyn Waiter>,
+}
+
+impl Replies {
+    fn send(&mut self, header: Header, parts: &[&[u8]]) -> Result<(), Broken> {
+        while !self.sender.try_send(header, parts)? {
+            self.waiter.wait(Interest::SPACE, None)?;
+        }
+        Ok(())
+    }
+
+    /// Pushes out what a stream has not taken yet.
+    pub fn flush(&mut self) -> Result<(), Broken> {
+        while !self.sender.flush()? {
+            self.waiter.wait(Interest::SPACE, None)?;
+        }
+        Ok(())
+    }
+}
+
+/// Why a call was not done.
+struct Refusal {
+    status: Status,
+    text: String,
+}
+
+fn refuse<T>(status: Status, text: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal { status, text: text.into() })
+}
+
+impl From<Invalid> for Refusal {
+    fn from(invalid: Invalid) -> Self {
+        let status = if invalid.is_unsupported() { Status::UNSUPPORTED } else { Status::INVALID };
+        Self { status, text: invalid.to_string() }
+    }
+}
+
+/// What a call is answered with.
+enum Answer {
+    /// Nothing, or an empty message to one who waits.
+    Done,
+    /// These bytes.
+    Bytes(Vec<u8>),
+    /// The stream in the header.
+    Stream(StreamId),
+    /// The bytes of a tensor, in parts.
+    Contents { tensor: TensorLayout, offset: u64, size: u64 },
+}
+
+/// A session: one guest process.
+pub struct Session {
+    library: Arc<Library>,
+    objects: Objects,
+    scratch: Vec<u8>,
+    /// What was counted so far.
+    pub stats: Stats,
+}
+
+impl Session {
+    /// A new one, on the devices of `library`.
+    pub fn new(library: Arc<Library>, client_pid: u32) -> Self {
+        let stats = Stats { client_pid, worker_pid: std::process::id(), ..Stats::default() };
+        Self { library, objects: Objects::default(), scratch: Vec::new(), stats }
+    }
+
+    /// Serves one message. An error is the channel's: the session is over.
+    pub fn serve(&mut self, header: Header, payload: Payload<'_>, replies: &mut Replies) -> Result<(), Broken> {
+        self.stats.messages += 1;
+        self.stats.bytes_in += payload.len() as u64;
+        match self.perform(header, payload) {
+            Ok(answer) if manner(header.call) == Manner::Awaited => self.answer(header, answer, replies),
+            Ok(_) => Ok(()),
+            Err(refusal) => self.report(header, &refusal, replies),
+        }
+    }
+
+    fn perform(&mut self, header: Header, payload: Payload<'_>) -> Result<Answer, Refusal> {
+        // The parameters are copied once; only the copy is looked at.
+        let params_len = params_bytes(header.call).map_or(payload.len(), |bytes| bytes.min(payload.len()));
+        let mut params = std::mem::take(&mut self.scratch);
+        params.resize(params_len, 0);
+        payload.copy_to(&mut params);
+        let request = Request::parse(header.call, &params, payload.len() - params_len);
+        self.scratch = params;
+        let request = request.map_err(|error| Refusal {
+            status: if header.call.row().is_some() { Status::MALFORMED } else { Status::UNKNOWN_CALL },
+            text: error.to_string(),
+        })?;
+        let data = payload.skip(params_len);
+        match request {
+            Request::AllocBuffer(alloc) => self.alloc_buffer(alloc),
+            Request::FreeBuffer(id) => match self.objects.free_buffer(id) {
+                true => Ok(Answer::Done),
+                false => no_buffer(id),
+            },
+            Request::ClearBuffer(clear) => self.with_buffer(clear.buffer, |buffer| buffer.clear(clear.value as u8)),
+            Request::ResetBuffer(id) => self.with_buffer(id, Buffer::reset),
+            Request::SetUsage(usage) if usage.value > 2 => refuse(Status::INVALID, "no such usage"),
+            Request::SetUsage(usage) => self.with_buffer(usage.buffer, |buffer| buffer.set_usage(usage.value as u8)),
+            Request::Write(range) => {
+                let place = self.bytes_at(range.buffer, range.offset, range.size)?;
+                upload::set(&place, &data, 0);
+                Ok(Answer::Done)
+            }
+            Request::SetTensor(range) => {
+                let place = self.range(&range)?;
+                upload::set(&place, &data, range.offset);
+                Ok(Answer::Done)
+            }
+            Request::Read(range) => {
+                self.bytes_at(range.buffer, range.offset, range.size)?;
+                let tensor = TensorLayout { buffer: range.buffer, ..bytes_layout(range.offset, range.size) };
+                Ok(Answer::Contents { tensor, offset: 0, size: range.size })
+            }
+            Request::GetTensor(range) => {
+                self.range(&range)?;
+                Ok(Answer::Contents { tensor: range.tensor, offset: range.offset, size: range.size })
+            }
+            Request::InitTensor(layout) => match self.place(layout)?.init() {
+                Ok(()) => Ok(Answer::Done),
+                Err(code) => refuse(Status::FAILED, format!("init_tensor: ggml status {code}")),
+            },
+            Request::MemsetTensor(memset) => {
+                self.range(&memset.range)?.fill(memset.value as u8, memset.range.offset, memset.range.size);
+                Ok(Answer::Done)
+            }
+            Request::CopyTensor(copy) => self.copy_tensor(&copy),
+            Request::InitBackend(device) => self.init_backend(device),
+            Request::FreeBackend => match self.objects.free_stream(header.stream) {
+                true => Ok(Answer::Done),
+                false => no_stream(header.stream),
+            },
+            Request::Synchronize => self.synchronize(header.stream),
+            Request::SetThreads(threads) => self.set_threads(header.stream, threads),
+            Request::GraphDef(id, tables) => self.define(id, tables),
+            Request::GraphPatch(patch, changes) => self.patch(&patch, &changes),
+            Request::GraphFree(id) => match self.objects.take_graph(id) {
+                Some(_) => Ok(Answer::Done),
+                None => no_graph(id),
+            },
+            Request::Exec(id) => self.exec(id, header.stream),
+            Request::SupportsOp(device, records) => {
+                let device = self.device(device)?;
+                let supported = self.library.supports_op(device, &records).unwrap_or(false);
+                Ok(Answer::Bytes(u32::from(supported).to_le_bytes().to_vec()))
+            }
+            Request::AllocSize(device, records) => {
+                let device = self.device(device)?;
+                match self.library.alloc_size(device, &records) {
+                    Some(size) => Ok(Answer::Bytes(size.to_le_bytes().to_vec())),
+                    None => refuse(Status::UNSUPPORTED, "the host's ggml does not have this tensor"),
+                }
+            }
+            Request::Memory(device) => {
+                let (free, total) = self.library.memory(self.device(device)?);
+                Ok(Answer::Bytes(bytemuck::bytes_of(&Memory { free, total }).to_vec()))
+            }
+        }
+    }
+
+    fn device(&self, device: u32) -> Result<usize, Refusal> {
+        let (at, count) = (device as usize, self.library.devices().len());
+        if at < count { Ok(at) } else { refuse(Status::STALE_HANDLE, format!("device {device} of {count}")) }
+    }
+
+    fn alloc_buffer(&mut self, alloc: AllocBuffer) -> Result<Answer, Refusal> {
+        let device = self.device(alloc.device)?;
+        let size = usize::try_from(alloc.size).ok().filter(|&size| size > 0);
+        let Some(size) = size else { return refuse(Status::INVALID, format!("a buffer of {} bytes", alloc.size)) };
+        let Some(buffer) = Buffer::alloc(&self.library, device, size) else {
+            return refuse(Status::NO_MEMORY, format!("no room for a buffer of {size} bytes"));
+        };
+        let size = buffer.size();
+        match self.objects.add_buffer(buffer) {
+            Some(buffer) => Ok(Answer::Bytes(bytemuck::bytes_of(&Allocated { buffer, size }).to_vec())),
+            None => refuse(Status::LIMIT, "too many buffers in this session"),
+        }
+    }
+
+    /// Calls `work` on a buffer that nothing is computing with.
+    fn with_buffer(&mut self, id: BufferId, work: impl FnOnce(&Buffer)) -> Result<Answer, Refusal> {
+        self.objects.synchronize_all();
+        match self.objects.buffer(id) {
+            Some(buffer) => {
+                work(buffer);
+                Ok(Answer::Done)
+            }
+            None => no_buffer(id),
+        }
+    }
+
+    /// A tensor's place; nothing is computing any more.
+    fn place(&mut self, layout: TensorLayout) -> Result<Place<'_>, Refusal> {
+        self.objects.synchronize_all();
+        let Some(buffer) = self.objects.buffer(layout.buffer) else { return no_buffer(layout.buffer) };
+        let size = buffer.size();
+        match buffer.place(layout) {
+            Some(place) => Ok(place),
+            None => refuse(
+                Status::INVALID,
+                format!("{} {:?} at {} is not within its buffer of {size}", layout.kind, layout.ne, layout.offset),
+            ),
+        }
+    }
+
+    fn bytes_at(&mut self, buffer: BufferId, offset: u64, size: u64) -> Result<Place<'_>, Refusal> {
+        self.place(TensorLayout { buffer, ..bytes_layout(offset, size) })
+    }
+
+    fn range(&mut self, range: &TensorRange) -> Result<Place<'_>, Refusal> {
+        let place = self.place(range.tensor)?;
+        if place.contains(range.offset, range.size) {
+            return Ok(place);
+        }
+        let (offset, size, bytes) = (range.offset, range.size, place.bytes());
+        refuse(Status::INVALID, format!("bytes {offset} to {offset}+{size} are not within a tensor of {bytes}"))
+    }
+
+    fn copy_tensor(&mut self, copy: &CopyTensor) -> Result<Answer, Refusal> {
+        let same = |a: &TensorLayout, b: &TensorLayout| a.ne == b.ne && a.nb == b.nb && a.kind == b.kind;
+        if !same(&copy.src, &copy.dst) {
+            return refuse(Status::INVALID, "a copy between tensors of different layouts");
+        }
+        self.place(copy.dst)?;
+        self.place(copy.src)?;
+        // Both are there: look again without borrowing `self` mutably.
+        let find = |layout: &TensorLayout| self.objects.buffer(layout.buffer).and_then(|b| b.place(*layout));
+        if let (Some(src), Some(dst)) = (find(&copy.src), find(&copy.dst)) {
+            src.copy_to(&dst);
+        }
+        Ok(Answer::Done)
+    }
+
+    fn init_backend(&mut self, device: u32) -> Result<Answer, Refusal> {
+        let device = self.device(device)?;
+        let Some(backend) = Backend::new(&self.library, device) else {
+            return refuse(Status::FAILED, format!("device {device} did not start"));
+        };
+        match self.objects.add_stream(backend) {
+            Some(stream) => Ok(Answer::Stream(stream)),
+            None => refuse(Status::LIMIT, "too many backend instances in this session"),
+        }
+    }
+
+    fn synchronize(&mut self, id: StreamId) -> Result<Answer, Refusal> {
+        let Some(stream) = self.objects.stream(id) else { return no_stream(id) };
+        stream.backend.synchronize();
+        stream.busy = false;
+        Ok(Answer::Done)
+    }
+
+    fn set_threads(&mut self, id: StreamId, threads: u32) -> Result<Answer, Refusal> {
+        let Some(stream) = self.objects.stream(id) else { return no_stream(id) };
+        if threads == 0 || threads > THREADS_MAX {
+            return refuse(Status::INVALID, format!("{threads} threads, between 1 and {THREADS_MAX} are allowed"));
+        }
+        stream.backend.set_threads(threads);
+        Ok(Answer::Done)
+    }
+
+    fn define(&mut self, id: GraphId, tables: GraphTables) -> Result<Answer, Refusal> {
+        // What is in the slot may be computing.
+        self.objects.synchronize_all();
+        let valid = ValidGraph::check(&self.library, &tables, |id| self.objects.buffer(id))?;
+        let Some(graph) = Graph::new(&self.library, &valid) else {
+            return refuse(Status::FAILED, "the back-end could not prepare the graph's tensors");
+        };
+        self.stats.graphs_defined += 1;
+        match self.objects.define(DefinedGraph { id, tables, graph }) {
+            true => Ok(Answer::Done),
+            false => refuse(Status::LIMIT, format!("graph slot {}", id.slot)),
+        }
+    }
+
+    fn patch(&mut self, patch: &PatchHeader, changes: &[TensorChange]) -> Result<Answer, Refusal> {
+        self.objects.synchronize_all();
+        let Some(mut defined) = self.objects.take_graph(patch.from) else { return no_graph(patch.from) };
+        if patch.to.slot != patch.from.slot {
+            return refuse(Status::INVALID, "a patch that moves a graph to another slot");
+        }
+        for change in changes {
+            match defined.tables.tensors.get_mut(change.at as usize) {
+                Some(tensor) => *tensor = change.tensor,
+                None => return refuse(Status::INVALID, format!("a patch of tensor {}", change.at)),
+            }
+        }
+        let valid = ValidGraph::check(&self.library, &defined.tables, |id| self.objects.buffer(id))?;
+        if !defined.graph.update(&self.library, &valid) {
+            return refuse(Status::FAILED, "the back-end could not prepare the graph's tensors");
+        }
+        defined.id = patch.to;
+        self.stats.graphs_patched += 1;
+        self.objects.define(defined);
+        Ok(Answer::Done)
+    }
+
+    fn exec(&mut self, id: GraphId, stream: StreamId) -> Result<Answer, Refusal> {
+        let Some((defined, stream)) = self.objects.graph_and_stream(id, stream) else { return no_graph(id) };
+        stream.busy = true;
+        self.stats.graphs += 1;
+        self.stats.nodes += defined.graph.nodes() as u64;
+        match stream.backend.compute(&mut defined.graph) {
+            Ok(()) => Ok(Answer::Done),
+            Err(code) => refuse(Status::FAILED, format!("graph_compute: ggml status {code}")),
+        }
+    }
+
+    fn answer(&mut self, header: Header, answer: Answer, replies: &mut Replies) -> Result<(), Broken> {
+        let reply = header.reply(Status::OK);
+        match answer {
+            Answer::Done => replies.send(reply, &[]),
+            Answer::Stream(stream) => replies.send(Header { stream, ..reply }, &[]),
+            Answer::Bytes(bytes) => {
+                self.stats.bytes_out += bytes.len() as u64;
+                replies.send(reply, &[&bytes])
+            }
+            Answer::Contents { tensor, offset, size } => {
+                self.stats.bytes_out += size;
+                let place = self.objects.buffer(tensor.buffer).and_then(|buffer| buffer.place(tensor));
+                let place = place.expect("was found a moment ago, and nothing happened since");
+                send_contents(&place, offset, size, reply, replies, &mut self.scratch)
+            }
+        }
+    }
+
+    fn report(&mut self, header: Header, refusal: &Refusal, replies: &mut Replies) -> Result<(), Broken> {
+        self.stats.failures += 1;
+        tracing::warn!(call = %header.call, seq = header.seq, "{}: {}", refusal.status, refusal.text);
+        let text = refusal.text.as_bytes();
+        let text = &text[..text.len().min(NOTICE_TEXT_BYTES_MAX)];
+        if manner(header.call) == Manner::Awaited {
+            return replies.send(header.reply(refusal.status), &[text]);
+        }
+        let notice = Header { call: CallCode::NOTICE, ..header.reply(refusal.status) };
+        let parameters = NoticeHeader { call: header.call, ..NoticeHeader::default() };
+        replies.send(notice, &[bytemuck::bytes_of(&parameters), text])
+    }
+}
+
+/// Sends a tensor's bytes in parts that the transport takes.
+fn send_contents(
+    place: &Place<'_>,
+    mut offset: u64,
+    mut left: u64,
+    reply: Header,
+    replies: &mut Replies,
+    scratch: &mut Vec<u8>,
+) -> Result<(), Broken> {
+    let part_max = DATA_CHUNK_BYTES.min(replies.sender.payload_bytes_max()) as u64;
+    loop {
+        let part = left.min(part_max);
+        scratch.resize(part as usize, 0);
+        place.get(scratch, offset);
+        offset += part;
+        left -= part;
+        let flags = if left > 0 { Flags::MORE } else { Flags::default() };
+        replies.send(Header { flags, ..reply }, &[scratch])?;
+        if left == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// A code that is in no table is answered: whoever sent it may be waiting.
+fn manner(call: CallCode) -> Manner {
+    call.row().map_or(Manner::Awaited, |row| row.manner)
+}
+
+fn bytes_layout(offset: u64, size: u64) -> TensorLayout {
+    TensorLayout {
+        kind: ferry_protocol::types::TensorType::I8,
+        // A size beyond i64 is beyond any buffer too: negative, and thus refused.
+        ne: [size as i64, 1, 1, 1],
+        nb: [1, size, size, size],
+        offset,
+        ..TensorLayout::default()
+    }
+}
+
+fn no_buffer<T>(id: BufferId) -> Result<T, Refusal> {
+    refuse(Status::STALE_HANDLE, format!("{id:?}"))
+}
+
+fn no_stream<T>(id: StreamId) -> Result<T, Refusal> {
+    refuse(Status::STALE_HANDLE, format!("{id:?}"))
+}
+
+fn no_graph<T>(id: GraphId) -> Result<T, Refusal> {
+    refuse(Status::STALE_HANDLE, format!("{id:?}"))
+}

@@ -1,0 +1,80 @@
+//! The process that serves one guest process: validates, owns the guest's objects, calls ggml. Whatever goes wrong in
+//! here, or in a driver below, takes this process alone.
+
+mod dispatch;
+mod objects;
+mod stats;
+mod upload;
+
+use crate::ggml::Library;
+use anyhow::Context;
+use dispatch::{Replies, Session};
+use ferry_protocol::channel::{Broken, Interest, Receiver, Waiter};
+use ferry_unix::Channel;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How a worker serves.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where the counters go at the end.
+    pub stats: Option<PathBuf>,
+    /// How long to look for the next message before sleeping.
+    pub spin: Duration,
+    /// The guest's process, for the log.
+    pub client_pid: u32,
+}
+
+/// Serves the guest at the other end of `channel` until it goes away. `waited` gives the doorbells and sleeps so far.
+pub fn serve(
+    library: Arc<Library>,
+    channel: Channel,
+    config: &Config,
+    waited: &dyn Fn() -> (u64, u64),
+) -> anyhow::Result<()> {
+    let Channel { sender, mut receiver, waiter } = channel;
+    let mut replies = Replies { sender, waiter: waiter.clone() };
+    let mut session = Session::new(library, config.client_pid);
+    let ended = loop {
+        if let Err(error) = serve_or_sleep(&mut *receiver, &*waiter, config.spin, &mut session, &mut replies) {
+            break error;
+        }
+    };
+    (session.stats.doorbells, session.stats.waits) = waited();
+    if let Some(path) = &config.stats {
+        session.stats.append_to(path).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let stats = session.stats;
+    match ended {
+        Broken::Closed => {
+            tracing::info!(client_pid = config.client_pid, graphs = stats.graphs, nodes = stats.nodes, "session ended");
+            Ok(())
+        }
+        error => Err(error).context("session broken off"),
+    }
+}
+
+/// Serves what is there; if nothing comes for a while, sleeps.
+fn serve_or_sleep(
+    receiver: &mut dyn Receiver,
+    waiter: &dyn Waiter,
+    spin: Duration,
+    session: &mut Session,
+    replies: &mut Replies,
+) -> Result<(), Broken> {
+    let mut idle_since = None;
+    loop {
+        let mut outcome = Ok(());
+        if receiver.try_receive(&mut |header, payload| outcome = session.serve(header, payload, replies))? {
+            outcome?;
+            idle_since = None;
+            continue;
+        }
+        replies.flush()?;
+        if spin.is_zero() || idle_since.get_or_insert_with(Instant::now).elapsed() >= spin {
+            return waiter.wait(Interest::RECORDS, None);
+        }
+        std::hint::spin_loop();
+    }
+}

@@ -1,0 +1,124 @@
+//! A session in shared memory: a memfd for the arena, an eventfd for each side.
+
+use crate::Channel;
+use crate::stream::poll_for;
+use ferry_protocol::channel::Broken;
+use ferry_protocol::channel::arena::{Arena, End, default_layout};
+use ferry_protocol::channel::ring::{Doorbell, Side, halves};
+use ferry_protocol::hello::Opened;
+use memmap2::{MmapOptions, MmapRaw};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::poll::{PollFd, PollFlags};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// What the host makes for a session and passes to the guest.
+pub struct Shared {
+    /// The arena.
+    pub memory: OwnedFd,
+    /// Wakes the host.
+    pub host_event: OwnedFd,
+    /// Wakes the guest.
+    pub guest_event: OwnedFd,
+    /// Where the rings lie.
+    pub layout: Opened,
+}
+
+/// How often a side did what costs a system call.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Times that this side woke the other one.
+    pub doorbells: AtomicU64,
+    /// Times that this side slept.
+    pub waits: AtomicU64,
+}
+
+/// Makes the shared parts of a session. The arena's size is sealed: neither side can pull it away under the other.
+pub fn make() -> io::Result<Shared> {
+    let layout = default_layout();
+    let memory = memfd_create("ferry-arena", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
+    let file = File::from(memory);
+    file.set_len(layout.arena_bytes)?;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL))?;
+    let event = || EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map(OwnedFd::from);
+    Ok(Shared { memory: file.into(), host_event: event()?, guest_event: event()?, layout })
+}
+
+/// Maps an arena that the other side made. Its size must be sealed, or the other side could shrink it and kill us.
+pub fn map(memory: &OwnedFd, layout: &Opened) -> io::Result<MmapRaw> {
+    let seals = SealFlag::from_bits_truncate(fcntl(memory, FcntlArg::F_GET_SEALS)?);
+    let file = File::from(memory.try_clone()?);
+    if !seals.contains(SealFlag::F_SEAL_SHRINK) || file.metadata()?.len() < layout.arena_bytes {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the arena is not sealed, or too small"));
+    }
+    MmapOptions::new().len(layout.arena_bytes as usize).map_raw(&file)
+}
+
+/// One side of the session in `mapping`. `own` wakes this side, `peer` the other one; `socket` ends when the other side
+/// does.
+pub fn channel(
+    mapping: MmapRaw,
+    layout: &Opened,
+    end: End,
+    (own, peer): (OwnedFd, OwnedFd),
+    socket: UnixStream,
+    counters: Arc<Counters>,
+) -> io::Result<Channel> {
+    let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+    let arena = Arena::new(Arc::new(mapping), layout, end).map_err(invalid)?;
+    socket.set_nonblocking(true)?;
+    let event = |fd: OwnedFd| {
+        // A blocking counter would hang a side that finds it empty.
+        fcntl(&fd, FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK))?;
+        Ok::<_, io::Error>(File::from(fd))
+    };
+    let doorbell = EventDoorbell { own: event(own)?, peer: event(peer)?, socket, counters };
+    let side = Side::new(arena.incoming, arena.outgoing, arena.words, doorbell);
+    let (sender, receiver) = halves(&side);
+    Ok(Channel { sender: Box::new(sender), receiver: Box::new(receiver), waiter: side })
+}
+
+struct EventDoorbell {
+    own: File,
+    peer: File,
+    socket: UnixStream,
+    counters: Arc<Counters>,
+}
+
+fn add_one(event: &File) {
+    // A counter that is full wakes as well.
+    let _ = nix::unistd::write(event, &1u64.to_ne_bytes());
+}
+
+impl Doorbell for EventDoorbell {
+    fn ring(&self) {
+        self.counters.doorbells.fetch_add(1, Ordering::Relaxed);
+        add_one(&self.peer);
+    }
+
+    fn block(&self, timeout: Option<Duration>) -> Result<(), Broken> {
+        self.counters.waits.fetch_add(1, Ordering::Relaxed);
+        // Nothing is ever sent on the socket now: readable means ended.
+        let watched = PollFlags::POLLIN | PollFlags::POLLHUP | PollFlags::POLLERR;
+        let mut fds =
+            [PollFd::new(self.own.as_fd(), PollFlags::POLLIN), PollFd::new(self.socket.as_fd(), watched)];
+        poll_for(&mut fds, timeout)?;
+        if fds[0].any().unwrap_or(false) {
+            let mut count = [0; 8];
+            let _ = nix::unistd::read(&self.own, &mut count);
+            return Ok(());
+        }
+        if fds[1].any().unwrap_or(false) { Err(Broken::Closed) } else { Ok(()) }
+    }
+
+    fn nudge(&self) {
+        add_one(&self.own);
+    }
+}

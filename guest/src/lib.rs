@@ -1,1 +1,22 @@
-//! The ggml back-end that computes on the other side of the channel.
+//! The ggml back-end that computes on the other side of the channel: `libggml-virtgpu`.
+//!
+//! llama.cpp, or any ggml program, loads this library like one of its own back-ends. It is linked against no ggml: what
+//! it needs of the program's ggml it looks up in whichever library called it, so one binary serves every build.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`ffi`] | ggml's side: symbols, tables of functions, tensors. All of the `unsafe` that ggml needs |
+//! | [`session`] | the connection to a worker: posts, awaits, collects answers |
+//! | [`connect`] | finds the daemon and opens sessions |
+//! | [`graphs`] | graphs as objects: what was sent is not sent again |
+//! | [`memo`] | questions about operations, asked once |
+//! | [`fork`] | tells that this process is a child that was forked off |
+//! | [`log`] | one line each, through ggml's own log |
+
+mod connect;
+mod ffi;
+mod fork;
+mod graphs;
+mod log;
+mod memo;
+mod session;

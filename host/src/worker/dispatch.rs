@@ -157,10 +157,12 @@ impl Session {
             Request::SetThreads(threads) => self.set_threads(header.stream, threads),
             Request::GraphDef(id, tables) => self.define(id, tables),
             Request::GraphPatch(patch, changes) => self.patch(&patch, &changes),
-            Request::GraphFree(id) => match self.objects.take_graph(id) {
-                Some(_) => Ok(Answer::Done),
-                None => no_graph(id),
-            },
+            Request::GraphFree(id) => {
+                // It may have gone with one of its buffers already.
+                self.objects.synchronize_all();
+                drop(self.objects.take_graph(id));
+                Ok(Answer::Done)
+            }
             Request::Exec(id) => self.exec(id, header.stream),
             Request::SupportsOp(device, records) => {
                 let device = self.device(device)?;

@@ -1,0 +1,126 @@
+//! Graphs as objects on the host: what was sent is not sent again.
+//!
+//! A stream keeps the graphs that it sent. A graph that ggml gives the same uid is the same graph, and is only named; one
+//! that turns out to be equal to a known one when encoded is named as well; one that has the same nodes and names is
+//! patched; anything else is defined anew, in place of the graph that was used longest ago.
+
+use crate::session::{Lost, Session};
+use ferry_protocol::calls::CallCode;
+use ferry_protocol::graph::{GraphTables, encode_patch};
+use ferry_protocol::ids::{GraphId, StreamId};
+use ferry_protocol::limits::{GRAPHS_PER_SESSION_MAX, STREAMS_PER_SESSION_MAX};
+
+/// Graphs that a stream keeps on the host: a scheduler's splits, for prompts and for single tokens. Every stream of a
+/// session has slots of its own.
+const GRAPHS_PER_STREAM_MAX: usize = GRAPHS_PER_SESSION_MAX / STREAMS_PER_SESSION_MAX;
+
+/// A graph that the host has.
+struct Known {
+    id: GraphId,
+    /// ggml's, or 0.
+    uid: u64,
+    tables: GraphTables,
+    /// [`Session::buffers_freed`] when it was compared last: a buffer freed since may have been one of its own.
+    freed: u64,
+    used: u64,
+}
+
+/// The graphs of one stream.
+pub struct Graphs {
+    stream: StreamId,
+    known: Vec<Known>,
+    clock: u64,
+    message: Vec<u8>,
+}
+
+impl Graphs {
+    /// None yet.
+    pub fn new(stream: StreamId) -> Self {
+        Self { stream, known: Vec::new(), clock: 0, message: Vec::new() }
+    }
+
+    /// The host's name for the graph of this `uid` with this many nodes, if it certainly has it.
+    pub fn by_uid(&mut self, session: &Session, uid: u64, nodes: usize) -> Option<GraphId> {
+        let freed = session.buffers_freed();
+        self.clock += 1;
+        let same = |known: &&mut Known| known.uid == uid && known.tables.nodes.len() == nodes && known.freed == freed;
+        let known = self.known.iter_mut().find(same).filter(|_| uid != 0)?;
+        known.used = self.clock;
+        Some(known.id)
+    }
+
+    /// The host's name for the graph of `tables`: after this, the host has it.
+    pub fn by_tables(&mut self, session: &Session, uid: u64, tables: GraphTables) -> Result<GraphId, Lost> {
+        self.clock += 1;
+        let freed = session.buffers_freed();
+        // Equal tables name the same buffers, which are alive, so the host has not dropped the graph with one of them.
+        let at = match self.known.iter().position(|known| known.tables == tables) {
+            Some(at) => at,
+            None => self.patch(session, &tables)?.map_or_else(|| self.define(session, tables), Ok)?,
+        };
+        let known = &mut self.known[at];
+        (known.uid, known.freed, known.used) = (uid, freed, self.clock);
+        Ok(known.id)
+    }
+
+    /// Makes a known graph into `tables`, if one has the same nodes and names and most of its tensors stay.
+    fn patch(&mut self, session: &Session, tables: &GraphTables) -> Result<Option<usize>, Lost> {
+        let freed = session.buffers_freed();
+        let most = tables.tensors.len() / 2;
+        let candidates = self.known.iter().enumerate().filter(|(_, known)| known.freed == freed);
+        let changes = candidates.filter_map(|(at, known)| Some((at, known.tables.changes_to(tables)?)));
+        let Some((at, changes)) = changes.min_by_key(|(_, changes)| changes.len()).filter(|(_, c)| c.len() <= most)
+        else {
+            return Ok(None);
+        };
+        let known = &mut self.known[at];
+        let to = next_generation(known.id);
+        self.message.clear();
+        encode_patch(known.id, to, &changes, &mut self.message);
+        session.post(CallCode::GRAPH_PATCH, self.stream, &[&self.message])?;
+        known.id = to;
+        for change in changes {
+            known.tables.tensors[change.at as usize] = change.tensor;
+        }
+        Ok(Some(at))
+    }
+
+    /// Sends `tables`; where they are kept.
+    fn define(&mut self, session: &Session, tables: GraphTables) -> Result<usize, Lost> {
+        let at = if self.known.len() < GRAPHS_PER_STREAM_MAX {
+            let slot = usize::from(self.stream.0 - 1) * GRAPHS_PER_STREAM_MAX + self.known.len();
+            let id = GraphId { slot: slot as u32, generation: 0 };
+            self.known.push(Known { id, uid: 0, tables: GraphTables::default(), freed: 0, used: 0 });
+            self.known.len() - 1
+        } else {
+            let oldest = self.known.iter().enumerate().min_by_key(|(_, known)| known.used);
+            oldest.map_or(0, |(at, _)| at)
+        };
+        let known = &mut self.known[at];
+        let id = next_generation(known.id);
+        self.message.clear();
+        tables.encode(id, &mut self.message);
+        session.post(CallCode::GRAPH_DEF, self.stream, &[&self.message])?;
+        (known.id, known.tables) = (id, tables);
+        Ok(at)
+    }
+
+    /// The host may not have what it should: everything is defined anew.
+    pub fn distrust(&mut self) {
+        for known in &mut self.known {
+            (known.uid, known.freed, known.tables) = (0, u64::MAX, GraphTables::default());
+        }
+    }
+
+    /// The stream ends.
+    pub fn free(&mut self, session: &Session) {
+        for known in self.known.drain(..) {
+            let _ = session.post(CallCode::GRAPH_FREE, self.stream, &[bytemuck::bytes_of(&known.id)]);
+        }
+    }
+}
+
+/// Another name for what is in the slot. 0 is never used.
+fn next_generation(id: GraphId) -> GraphId {
+    GraphId { generation: id.generation.wrapping_add(1).max(1), ..id }
+}

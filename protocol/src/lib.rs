@@ -15,6 +15,7 @@
 //! | [`ids`], [`limits`], [`status`] | names for things, bounds, outcomes |
 //! | [`cursor`] | bounds-checked reading of bytes that the other side wrote |
 //! | [`channel`] | ordered messages both ways, over rings in shared memory or over a byte stream |
+//! | [`virtgpu`] | the virtio-gpu capability set and EXECBUFFER commands, outside of the channel |
 //!
 //! The normative text is `SPEC.md` beside this crate.
 
@@ -32,6 +33,7 @@ pub mod request;
 pub mod status;
 pub mod tensor;
 pub mod types;
+pub mod virtgpu;
 
 /// The oldest protocol version that this build speaks.
 pub const VERSION_MIN: u16 = 1;

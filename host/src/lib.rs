@@ -13,6 +13,7 @@
 pub mod cli;
 pub mod front;
 pub mod ggml;
+pub mod gpu;
 pub mod process;
 pub mod supervisor;
 pub mod worker;

@@ -39,7 +39,7 @@ pub struct Capset {
     pub version_max: u16,
     /// Largest EXECBUFFER that the device takes, in bytes.
     pub command_bytes_max: u32,
-    /// Fences that one session may have armed at once; the next one completes at once.
+    /// Fences that one session may have armed at once; one more completes the oldest.
     pub armed_fences_max: u32,
     /// An armed fence completes after this many milliseconds at the latest, without meaning progress.
     pub fence_deadline_ms: u32,

@@ -45,7 +45,9 @@ counters! {
     fences_signalled,
     /// Held fences completed because their time was up.
     fences_expired,
-    /// Fences that asked to be held and were completed at once: a limit, or news that came first.
+    /// Held fences completed because their session, or the device, held too many.
+    fences_displaced,
+    /// Fences that asked to be held and were completed at once, because news came first.
     fences_immediate,
     /// Interrupts raised in the guest.
     interrupts,

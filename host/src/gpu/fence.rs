@@ -5,8 +5,8 @@
 //!   doorbell, armed ──► held ──┬─ signal(session)   the worker has news
 //!                       ▲      ├─ lost(session)     the worker is gone
 //!                       │      ├─ deadline          1 s, without news
-//!          news came    │      └─ queue stopped, session closed
-//!          first: at once
+//!          news came    │      ├─ one too many held: the oldest
+//!          first: at once      └─ queue stopped, session closed
 //! ```
 //!
 //! This has a lock of its own. The device's thread may wait for a worker's acknowledgement with the device locked,
@@ -156,7 +156,10 @@ impl Wakeups {
         self.lock().sessions.values().filter(|entry| !entry.lost).count()
     }
 
-    /// Holds the answered chain `head` for `session`, or says no: then the caller completes it at once.
+    /// Holds the answered chain `head` for `session`, or says no, because there is news already: then the caller
+    /// completes it at once. One fence too many ends the oldest, never the new one: without CONTEXT_INIT the guest
+    /// kernel takes the end of a fence for the end of all older ones of the device, so that the newest would wake
+    /// every sleeper, each of which would arm again and again be one too many.
     pub(super) fn arm(
         &self,
         session: SessionId,
@@ -167,19 +170,32 @@ impl Wakeups {
     ) -> bool {
         let mut guard = self.lock();
         let state = &mut *guard;
-        let held = state.armed.iter().filter(|armed| armed.session == session).count();
-        let room = held < MAX_ARMED_FENCES_PER_SESSION && state.armed.len() < MAX_ARMED_FENCES_PER_DEVICE;
         let entry = state.sessions.get_mut(&session);
-        let quiet = entry.is_some_and(|entry| !entry.lost && !std::mem::take(&mut entry.news));
-        if !(room && quiet) {
+        if !entry.is_some_and(|entry| !entry.lost && !std::mem::take(&mut entry.news)) {
             Counters::add(&self.shared.counters.fences_immediate);
             return false;
         }
+        self.displace(state, MAX_ARMED_FENCES_PER_SESSION, |armed| armed.session == session);
+        self.displace(state, MAX_ARMED_FENCES_PER_DEVICE, |_| true);
         let deadline = now + FENCE_DEADLINE;
         state.armed.push_back(Armed { session, ring: ring.clone(), head, len, deadline });
         Counters::add(&self.shared.counters.fences_armed);
         self.shared.changed.notify_all();
         true
+    }
+
+    /// Ends the oldest fence that `which` picks if there are `limit` of them.
+    fn displace(&self, state: &mut State, limit: usize, which: impl Fn(&Armed) -> bool) {
+        let mut picked = state.armed.iter().enumerate().filter(|(_, armed)| which(armed)).map(|(at, _)| at);
+        let oldest = picked.next();
+        if 1 + picked.count() < limit {
+            return;
+        }
+        if let Some(armed) = oldest.and_then(|at| state.armed.remove(at)) {
+            armed.ring.complete(armed.head, armed.len);
+            interrupt(armed.ring.as_ref(), &self.shared.counters);
+            Counters::add(&self.shared.counters.fences_displaced);
+        }
     }
 
     /// Ends every held fence: the queue is about to stop, and what is in flight must not be left behind.

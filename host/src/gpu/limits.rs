@@ -16,7 +16,7 @@ pub const MAX_REPLY_BYTES: usize = 1 << 20;
 /// A held fence is completed after this time at the latest: a wait of the guest kernel that nobody ends is
 /// uninterruptible, and at 15 s it gives up by itself.
 pub const FENCE_DEADLINE: Duration = Duration::from_secs(1);
-/// Held fences of one session: more is no use, a fence being only a wake-up.
+/// Held fences of one session, a fence being only a wake-up: as many threads of one process can sleep.
 pub const MAX_ARMED_FENCES_PER_SESSION: usize = 8;
 /// Held fences of the device. Each keeps a descriptor of the control queue, and a full queue blocks the guest
 /// kernel uninterruptibly: half of the smallest queue seen (256), with one or two descriptors each.

@@ -1,0 +1,10 @@
+//! The virtio-gpu device as a guest driver sees it, well-behaved and hostile.
+#![cfg(target_os = "linux")]
+
+mod commands;
+mod fences;
+mod harness;
+mod program;
+mod queue;
+mod sessions;
+mod sharing;

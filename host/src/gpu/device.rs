@@ -196,12 +196,21 @@ impl Device {
         self.wakeups.flush();
     }
 
-    /// Back to the state after power-on: the guest has reset the device, or the VMM is gone.
+    /// The guest has reset the device: no contexts, no resources. Features and memory are the VMM's to change.
     pub fn reset(&mut self) {
         self.stop();
         self.contexts.clear();
         self.resources.clear();
         self.update_gauges();
+    }
+
+    /// The VMM is gone: as before it came, and its VM's memory is let go of.
+    pub fn power_off(&mut self) {
+        self.reset();
+        self.features = 0;
+        self.ram = RamTable::default();
+        self.memory = None;
+        self.wakeups.set_memory(None);
     }
 
     /// Writes a log line that a guest can cause.

@@ -115,7 +115,7 @@ impl Server {
             })
             // Here the daemon is dropped, which ends and joins its queue thread.
         });
-        lock(&self.device).reset();
+        lock(&self.device).power_off();
         // The queue thread's epoll got this descriptor as a number that nobody owns; its thread is gone.
         let _ = nix::unistd::close(exit_fd);
         result

@@ -46,7 +46,11 @@ pub struct Ram {
 
 impl Ram {
     pub fn new() -> Ram {
-        let fd = nix::sys::memfd::memfd_create(c"guest", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
+        Ram::named(c"guest")
+    }
+
+    pub fn named(name: &std::ffi::CStr) -> Ram {
+        let fd = nix::sys::memfd::memfd_create(name, nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
         let file = File::from(fd);
         file.set_len(LOW_BYTES + HIGH_BYTES).unwrap();
         let memory = Ram::table(&file, LOW_BYTES, HIGH_BYTES);

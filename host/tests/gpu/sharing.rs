@@ -195,6 +195,23 @@ fn stop_and_reset_end_all_sharing() {
 }
 
 #[test]
+fn nothing_of_a_vm_is_kept_when_it_is_gone() {
+    let mappings = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().filter(|line| line.contains("memfd:power-off")).count()
+    };
+    let ram = Ram::named(c"power-off");
+    let mut guest = Guest::new(&ram);
+    guest.session(1, 1, 0);
+    let device = guest.device.clone();
+    device.lock().unwrap().power_off();
+    drop(guest);
+    drop(ram);
+    assert_eq!(mappings(), 0);
+    assert!(device.lock().unwrap().counters().snapshot().contexts == 0);
+}
+
+#[test]
 fn a_changed_memory_table_ends_what_it_moves_and_nothing_else() {
     let ram = Ram::new();
     let mut guest = Guest::new(&ram);

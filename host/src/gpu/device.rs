@@ -103,6 +103,8 @@ pub struct Device {
     memory: Option<GuestMemoryAtomic<GuestMemoryMmap>>,
     capset: Capset,
     features: u64,
+    /// Kicks without a chain before the first command; none are counted once one has come.
+    empty_kicks: Option<u32>,
     throttle: Throttle,
 }
 
@@ -130,6 +132,7 @@ impl Device {
             memory: None,
             capset: capset(&limits, versions),
             features: 0,
+            empty_kicks: Some(0),
             throttle: Throttle::new(Instant::now()),
         })
     }
@@ -208,9 +211,23 @@ impl Device {
     pub fn power_off(&mut self) {
         self.reset();
         self.features = 0;
+        self.empty_kicks = Some(0);
         self.ram = RamTable::default();
         self.memory = None;
         self.wakeups.set_memory(None);
+    }
+
+    /// The guest kicked, and `served` chains were there or not. A VM without share=on hands over the file of its RAM
+    /// all the same, but its guest writes to a private copy: the file's queue stays empty however often it kicks.
+    /// One kick without a chain is no sign, as the start of a queue counts for one.
+    pub(super) fn note_kick(&mut self, served: bool) {
+        self.empty_kicks = self.empty_kicks.filter(|_| !served).map(|kicks| kicks.saturating_add(1));
+        if self.empty_kicks == Some(2) {
+            tracing::warn!(
+                "the guest kicks, but the queue in the memory that the VMM shares is empty: is the VM's memory \
+                 backend made with share=on?"
+            );
+        }
     }
 
     /// Writes a log line that a guest can cause.

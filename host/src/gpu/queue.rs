@@ -37,18 +37,24 @@ pub trait Ring: Send + Sync {
 pub fn drain_control(device: &Mutex<Device>, ring: &Arc<dyn Ring>) {
     let counters = lock(device).counters();
     Counters::add(&counters.kicks);
-    drain(ring.as_ref(), || serve_one(device, ring));
+    let served = drain(ring.as_ref(), || serve_one(device, ring));
+    lock(device).note_kick(served);
 }
 
 /// Calls `serve` until the queue is empty and the guest knows that it must kick again. `serve` says whether it had
 /// a chain: none although the guest says there are some means a broken or stopped queue, which is left alone.
-fn drain(ring: &dyn Ring, mut serve: impl FnMut() -> bool) {
+/// Tells whether there was any chain.
+fn drain(ring: &dyn Ring, mut serve: impl FnMut() -> bool) -> bool {
+    let mut served = false;
     loop {
         ring.suppress_kicks();
-        while serve() {}
-        if !ring.expect_kicks() || !serve() {
-            return;
+        while serve() {
+            served = true;
         }
+        if !ring.expect_kicks() || !serve() {
+            return served;
+        }
+        served = true;
     }
 }
 

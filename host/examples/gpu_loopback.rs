@@ -33,6 +33,7 @@ mod loopback {
     use ferry_host::gpu::{
         Backing, ContextId, Contexts, Device, Limits, Refusal, ResourceId, SessionGone, SessionId, Wakeups,
     };
+    use ferry_protocol::{VERSION_MAX, VERSION_MIN};
     use vm_memory::Bytes;
 
     const NUMBER: usize = 64;
@@ -48,7 +49,7 @@ mod loopback {
         let wakeups = Wakeups::new();
         let counters = wakeups.counters();
         let contexts = Box::new(Loopback { wakeups: wakeups.clone(), sessions: HashMap::new() });
-        let device = Device::new(contexts, wakeups, Limits::default(), 1..=1)?;
+        let device = Device::new(contexts, wakeups, Limits::default(), VERSION_MIN..=VERSION_MAX)?;
         let mut server = Server::bind(&path, Arc::new(Mutex::new(device)))?;
         loop {
             println!("listening on {}", path.display());
@@ -76,7 +77,13 @@ mod loopback {
             request.to_vec()
         }
 
-        fn open(&mut self, context: ContextId, session: SessionId, arena: Backing) -> Result<(), Refusal> {
+        fn open(
+            &mut self,
+            context: ContextId,
+            session: SessionId,
+            _: &[u8],
+            arena: Backing,
+        ) -> Result<(), Refusal> {
             let arena_map = map(&arena)?;
             println!("{context:?} {session:?}: {} bytes in {} extents", arena.bytes, arena.extents.len());
             let stop = Arc::new(AtomicBool::new(false));

@@ -62,7 +62,7 @@ pub struct Op(pub u16);
 impl Op {
     /// A request of the control channel follows the header; its reply goes to the place the header names.
     pub const CONTROL: Op = Op(1);
-    /// Start this context's session; body [`Open`].
+    /// Start this context's session; body [`Open`], then a message for whoever starts the worker.
     pub const OPEN: Op = Op(2);
     /// Share one more resource with the worker; body [`Region`].
     pub const REGION_ADD: Op = Op(3);
@@ -176,8 +176,8 @@ impl SessionState {
 pub enum Command<'a> {
     /// [`Op::CONTROL`].
     Control(&'a [u8]),
-    /// [`Op::OPEN`].
-    Open(Open),
+    /// [`Op::OPEN`]: the arena, and the message that goes with it.
+    Open(Open, &'a [u8]),
     /// [`Op::REGION_ADD`].
     RegionAdd(u32),
     /// [`Op::REGION_DROP`].
@@ -260,7 +260,10 @@ impl<'a> Command<'a> {
         };
         match header.op {
             Op::CONTROL => Ok(Command::Control(body)),
-            Op::OPEN => bytemuck::try_pod_read_unaligned(body).map(Command::Open).map_err(|_| bad),
+            Op::OPEN => {
+                let (open, message) = body.split_at_checked(size_of::<Open>()).ok_or(bad)?;
+                Ok(Command::Open(bytemuck::pod_read_unaligned(open), message))
+            }
             Op::REGION_ADD => region().map(Command::RegionAdd),
             Op::REGION_DROP => region().map(Command::RegionDrop),
             Op::DOORBELL if body.is_empty() => {
@@ -277,7 +280,7 @@ impl<'a> Command<'a> {
         let region = |resource: u32| bytemuck::bytes_of(&Region { resource, reserved: 0 }).to_vec();
         let (op, flags, body) = match *self {
             Command::Control(request) => (Op::CONTROL, 0, request.to_vec()),
-            Command::Open(open) => (Op::OPEN, 0, bytemuck::bytes_of(&open).to_vec()),
+            Command::Open(open, message) => (Op::OPEN, 0, [bytemuck::bytes_of(&open), message].concat()),
             Command::RegionAdd(resource) => (Op::REGION_ADD, 0, region(resource)),
             Command::RegionDrop(resource) => (Op::REGION_DROP, 0, region(resource)),
             Command::Doorbell { arm } => (Op::DOORBELL, if arm { DOORBELL_ARM } else { 0 }, Vec::new()),
@@ -337,7 +340,7 @@ mod tests {
 
     #[test]
     fn golden_bytes_both_ways() {
-        let open = Command::Open(Open { arena: 9, state_offset: 0x80 });
+        let open = Command::Open(Open { arena: 9, state_offset: 0x80 }, &[]);
         assert_eq!(open.encode(REPLY), GOLDEN_OPEN);
         assert_eq!(parse(&GOLDEN_OPEN), Ok(open));
         let doorbell = Command::Doorbell { arm: true };
@@ -382,6 +385,7 @@ mod tests {
     fn every_operation_round_trips() {
         let all = [
             Command::Control(b"hello"),
+            Command::Open(Open { arena: 1, state_offset: 4 }, b"and more"),
             Command::RegionAdd(3),
             Command::RegionDrop(3),
             Command::Doorbell { arm: false },

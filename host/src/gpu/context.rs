@@ -29,8 +29,15 @@ pub trait Contexts: Send {
     /// Answers a control request (handshake, device list) from what the front knows, without a worker.
     fn control(&mut self, context: ContextId, request: &[u8]) -> Vec<u8>;
 
-    /// Starts a session's worker and lets it map `arena`. It may return before the worker runs.
-    fn open(&mut self, context: ContextId, session: SessionId, arena: Backing) -> Result<(), Refusal>;
+    /// Starts a session's worker and lets it map `arena`. `message` is what the guest sent along, unread. It may
+    /// return before the worker runs.
+    fn open(
+        &mut self,
+        context: ContextId,
+        session: SessionId,
+        message: &[u8],
+        arena: Backing,
+    ) -> Result<(), Refusal>;
 
     /// Lets the worker map one more resource, under the name `resource`.
     fn add_region(

@@ -54,7 +54,7 @@ impl Device {
                 self.reply(header, ReplyStatus::OK, &reply)?;
                 return Ok(Done::NOTHING);
             }
-            Command::Open(open) => self.open(id, open),
+            Command::Open(open, message) => self.open(id, open, message),
             Command::RegionAdd(resource) => self.add_region(id, ResourceId(resource)),
             Command::RegionDrop(resource) => self.drop_region(id, ResourceId(resource)),
         };
@@ -124,7 +124,7 @@ impl Device {
         Ok(if arm { Done::holding(session) } else { Done::NOTHING })
     }
 
-    fn open(&mut self, id: ContextId, open: Open) -> Status<()> {
+    fn open(&mut self, id: ContextId, open: Open, message: &[u8]) -> Status<()> {
         let context = self.contexts.get(&id).ok_or(ReplyStatus::NO_SESSION)?;
         if context.spent {
             return Err(ReplyStatus::SESSION_EXISTS);
@@ -142,7 +142,7 @@ impl Device {
         self.next_session += 1;
         // Registered first: the worker may be heard, or lost, before open() returns.
         self.wakeups.register(session, word);
-        if let Err(refusal) = self.front.open(id, session, backing) {
+        if let Err(refusal) = self.front.open(id, session, message, backing) {
             self.wakeups.forget(session, true);
             self.complain(format_args!("session of context {} refused: {refusal}", id.0));
             return Err(ReplyStatus::REFUSED);

@@ -9,6 +9,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -68,9 +69,8 @@ impl Server {
     /// [`ServerError::Bind`].
     pub fn bind(path: &Path, device: Arc<Mutex<Device>>) -> Result<Server, ServerError> {
         let bind = |source| ServerError::Bind { path: path.to_owned(), source };
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(bind(error)),
-            _ => {}
+        if std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket()) {
+            std::fs::remove_file(path).map_err(bind)?;
         }
         Ok(Server::from_listener(UnixListener::bind(path).map_err(bind)?, device))
     }

@@ -82,6 +82,7 @@ pub struct Workers {
     pub open: HashMap<SessionId, HashMap<ResourceId, Backing>>,
     pub doorbells: Vec<SessionId>,
     pub controls: Vec<Vec<u8>>,
+    pub messages: Vec<Vec<u8>>,
     /// Refuse what comes next.
     pub refuse: bool,
     /// Workers do not survive a release.
@@ -129,12 +130,19 @@ impl Contexts for Stand {
         request.iter().rev().copied().collect()
     }
 
-    fn open(&mut self, _: ContextId, session: SessionId, arena: Backing) -> Result<(), Refusal> {
+    fn open(
+        &mut self,
+        _: ContextId,
+        session: SessionId,
+        message: &[u8],
+        arena: Backing,
+    ) -> Result<(), Refusal> {
         check(&arena);
         let mut workers = self.lock();
         if workers.refuse {
             return Err(Refusal("told to".into()));
         }
+        workers.messages.push(message.to_vec());
         let before = workers.open.insert(session, HashMap::from([(ResourceId(0), arena)]));
         assert!(before.is_none(), "session ids are not used again");
         Ok(())
@@ -448,7 +456,7 @@ pub fn exec(context: u32, what: Command<'_>, resource: u32) -> Vec<u8> {
 
 pub fn open(context: u32, arena: u32) -> Vec<u8> {
     let open = ferry_protocol::virtgpu::Open { arena, state_offset: 0 };
-    submit(context, &Command::Open(open).encode(ReplyPlace::default()))
+    submit(context, &Command::Open(open, b"message").encode(ReplyPlace::default()))
 }
 
 /// A doorbell with an armed fence.

@@ -53,7 +53,7 @@ impl Tape<'_> {
             9 => of_context(CTX_DETACH, context, id),
             10 => create_blob(id, self.small(), u64::from(self.wide() % 20_000), &self.list()),
             11 | 12 => {
-                self.exec(context, Command::Open(Open { arena: id, state_offset: u32::from(op & 0xf0) }))
+                self.exec(context, Command::Open(Open { arena: id, state_offset: u32::from(op & 0xf0) }, &[]))
             }
             13 => self.exec(context, Command::RegionAdd(id)),
             14 => self.exec(context, Command::RegionDrop(id)),
@@ -162,7 +162,6 @@ fn chain_of_any_shape(guest: &mut Guest<'_>, tape: &mut Tape<'_>) {
 }
 
 proptest::proptest! {
-    #![proptest_config(proptest::test_runner::Config { cases: 400, ..Default::default() })]
     #[test]
     fn any_program_is_survived(program in proptest::collection::vec(0u8.., 0..600)) {
         run(&program);

@@ -96,13 +96,14 @@ fn one_context_has_one_session_in_its_life() {
     let mut guest = Guest::new(&ram);
     guest.session(1, 1, 0);
     guest.buffer(1, 2, 1, 1);
-    let again = exec(1, Command::Open(Open { arena: 2, state_offset: 0 }), 2);
+    let again = exec(1, Command::Open(Open { arena: 2, state_offset: 0 }, &[]), 2);
     guest.ok(&again);
     assert_eq!(reply(&ram, 1), (ReplyStatus::SESSION_EXISTS.0, 0));
     guest.ok(&of_resource(UNREF, 1));
     guest.ok(&again);
     assert_eq!(reply(&ram, 1), (ReplyStatus::SESSION_EXISTS.0, 0));
     assert_eq!(guest.snapshot().sessions_opened, 1);
+    assert_eq!(guest.workers().messages, [b"message"]);
     guest.ok(&command(0x201, 1, &[]));
     guest.ok(&ctx_create(1, 0));
     guest.ok(&of_context(CTX_ATTACH, 1, 2));
@@ -123,7 +124,7 @@ fn a_context_shares_only_what_it_is_attached_to() {
         (1, Command::RegionAdd(1)),
         (1, Command::RegionDrop(2)),
         (1, Command::RegionDrop(1)),
-        (2, Command::Open(Open { arena: 1, state_offset: 0 })),
+        (2, Command::Open(Open { arena: 1, state_offset: 0 }, &[])),
         (2, Command::RegionAdd(2)),
         (2, Command::Doorbell { arm: false }),
     ] {
@@ -141,10 +142,10 @@ fn a_state_word_lies_in_the_arena() {
     guest.ok(&ctx_create(1, 0));
     guest.buffer(1, 1, 0, 1);
     for state_offset in [1, 2, 4093, 4096, u32::MAX, u32::MAX - 3] {
-        guest.ok(&exec(1, Command::Open(Open { arena: 1, state_offset }), 1));
+        guest.ok(&exec(1, Command::Open(Open { arena: 1, state_offset }, &[]), 1));
         assert_eq!(reply(&ram, 0), (ReplyStatus::MALFORMED.0, 0), "{state_offset}");
     }
-    guest.ok(&exec(1, Command::Open(Open { arena: 1, state_offset: 4092 }), 1));
+    guest.ok(&exec(1, Command::Open(Open { arena: 1, state_offset: 4092 }, &[]), 1));
     assert_eq!(ram.word(HIGH + 4092), 1);
 }
 
@@ -155,12 +156,12 @@ fn a_refused_worker_is_told_to_the_guest() {
     guest.ok(&ctx_create(1, 0));
     guest.buffer(1, 1, 0, 1);
     guest.workers().refuse = true;
-    guest.ok(&exec(1, Command::Open(Open { arena: 1, state_offset: 0 }), 1));
+    guest.ok(&exec(1, Command::Open(Open { arena: 1, state_offset: 0 }, &[]), 1));
     assert_eq!(reply(&ram, 0), (ReplyStatus::REFUSED.0, 0));
     assert_eq!(ram.word(HIGH), 2);
     assert_eq!(guest.snapshot().mapped_bytes, 0);
     guest.workers().refuse = false;
-    guest.ok(&exec(1, Command::Open(Open { arena: 1, state_offset: 0 }), 1));
+    guest.ok(&exec(1, Command::Open(Open { arena: 1, state_offset: 0 }, &[]), 1));
     assert_eq!(reply(&ram, 0), (ReplyStatus::OK.0, 0));
 }
 

@@ -43,7 +43,9 @@ impl Graphs {
     pub fn by_uid(&mut self, session: &Session, uid: u64, nodes: usize) -> Option<GraphId> {
         let freed = session.buffers_freed();
         self.clock += 1;
-        let same = |known: &&mut Known| known.uid == uid && known.tables.nodes.len() == nodes && known.freed == freed;
+        let same = |known: &&mut Known| {
+            known.uid == uid && known.tables.nodes.len() == nodes && known.freed == freed
+        };
         let known = self.known.iter_mut().find(same).filter(|_| uid != 0)?;
         known.used = self.clock;
         Some(known.id)
@@ -69,7 +71,8 @@ impl Graphs {
         let most = tables.tensors.len() / 2;
         let candidates = self.known.iter().enumerate().filter(|(_, known)| known.freed == freed);
         let changes = candidates.filter_map(|(at, known)| Some((at, known.tables.changes_to(tables)?)));
-        let Some((at, changes)) = changes.min_by_key(|(_, changes)| changes.len()).filter(|(_, c)| c.len() <= most)
+        let Some((at, changes)) =
+            changes.min_by_key(|(_, changes)| changes.len()).filter(|(_, c)| c.len() <= most)
         else {
             return Ok(None);
         };

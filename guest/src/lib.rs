@@ -8,6 +8,7 @@
 //! | [`ffi`] | ggml's side: symbols, tables of functions, tensors. All of the `unsafe` that ggml needs |
 //! | [`session`] | the connection to a worker: posts, awaits, collects answers |
 //! | [`connect`] | finds the daemon and opens sessions |
+//! | [`virtgpu`] | the transport of a virtual machine |
 //! | [`graphs`] | graphs as objects: what was sent is not sent again |
 //! | [`memo`] | questions about operations, asked once |
 //! | [`fork`] | tells that this process is a child that was forked off |
@@ -20,3 +21,5 @@ mod graphs;
 mod log;
 mod memo;
 mod session;
+#[cfg(target_os = "linux")]
+mod virtgpu;

@@ -253,7 +253,10 @@ impl Session {
 
     fn wait_for(&self, seq: Seq) -> Result<Reply, Lost> {
         self.flush()?;
-        self.wait_while(|inbox| inbox.expected.get(&seq).is_some_and(|e| e.done.is_none()), Interest::RECORDS)?;
+        self.wait_while(
+            |inbox| inbox.expected.get(&seq).is_some_and(|e| e.done.is_none()),
+            Interest::RECORDS,
+        )?;
         let expected = lock(&self.inbox).expected.remove(&seq);
         let Some(Expected { collected, done: Some(header), .. }) = expected else { return Err(Lost) };
         let payload = match collected {
@@ -360,7 +363,10 @@ impl Session {
 
 /// An answer that says no. Reads are filled up, and their stream counts as failed: what it computed is not what was read.
 fn failed_answer(inbox: &mut Inbox, header: Header, payload: Payload<'_>) {
-    log_failure(inbox, &format!("{}: {}: {}", header.call, header.status, String::from_utf8_lossy(&payload.to_vec())));
+    log_failure(
+        inbox,
+        &format!("{}: {}: {}", header.call, header.status, String::from_utf8_lossy(&payload.to_vec())),
+    );
     if matches!(header.call, CallCode::READ | CallCode::GET_TENSOR) {
         inbox.failed_streams.push(header.stream);
     }
@@ -370,7 +376,8 @@ fn failed_answer(inbox: &mut Inbox, header: Header, payload: Payload<'_>) {
 fn notice(inbox: &mut Inbox, header: Header, payload: Payload<'_>) {
     let bytes = payload.to_vec();
     let (parameters, text) = bytes.split_at(size_of::<NoticeHeader>().min(bytes.len()));
-    let call = bytemuck::try_pod_read_unaligned::<NoticeHeader>(parameters).map_or(CallCode::NOTICE, |n| n.call);
+    let call =
+        bytemuck::try_pod_read_unaligned::<NoticeHeader>(parameters).map_or(CallCode::NOTICE, |n| n.call);
     log_failure(inbox, &format!("{call}: {}: {}", header.status, String::from_utf8_lossy(text)));
     inbox.failed_streams.push(header.stream);
 }
@@ -379,7 +386,9 @@ fn log_failure(inbox: &mut Inbox, text: &str) {
     inbox.failures_logged += 1;
     match inbox.failures_logged.cmp(&FAILURES_LOGGED_MAX) {
         std::cmp::Ordering::Less => log::line(Level::Error, text),
-        std::cmp::Ordering::Equal => log::line(Level::Error, &format!("{text} (further failures are not shown)")),
+        std::cmp::Ordering::Equal => {
+            log::line(Level::Error, &format!("{text} (further failures are not shown)"))
+        }
         std::cmp::Ordering::Greater => {}
     }
 }
@@ -387,7 +396,10 @@ fn log_failure(inbox: &mut Inbox, text: &str) {
 fn lose(inbox: &mut Inbox, error: &Broken) {
     if !inbox.lost {
         inbox.lost = true;
-        log::line(Level::Error, &format!("session lost: {error}; what was in flight is garbage, the next call fails"));
+        log::line(
+            Level::Error,
+            &format!("session lost: {error}; what was in flight is garbage, the next call fails"),
+        );
     }
     // Dropping a destination fills up what has not come.
     inbox.expected.clear();

@@ -52,11 +52,15 @@ pub struct Serve {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub ggml: Backends,
-    /// Unix socket to listen on, for guests that share this machine's kernel. Default: $XDG_RUNTIME_DIR/ferry.sock,
-    /// or /run/ferry.sock.
+    /// Unix socket to listen on, for guests that share this machine's kernel. If no socket of either kind is named:
+    /// $XDG_RUNTIME_DIR/ferry.sock, or /run/ferry.sock.
     #[arg(long, value_name = "SOCKET")]
     pub unix: Vec<PathBuf>,
-    /// Permissions of the socket, in octal.
+    /// Socket for one virtual machine's virtio-gpu device, for QEMU's `-chardev socket,id=ferry,path=SOCKET -device
+    /// vhost-user-gpu-pci,chardev=ferry` with shared memory (`share=on`). May be repeated: one for each machine.
+    #[arg(long, value_name = "SOCKET")]
+    pub vhost_user: Vec<PathBuf>,
+    /// Permissions of the sockets, in octal.
     #[arg(long, value_name = "MODE", default_value = "600", value_parser = octal)]
     pub socket_mode: u32,
     /// Sessions (guest processes) that each socket may have at once.
@@ -81,6 +85,9 @@ pub struct Tuning {
 /// `ferryd front`.
 #[derive(Args, Clone, Debug)]
 pub struct Front {
+    /// The socket is for a virtual machine's device.
+    #[arg(long)]
+    pub vhost_user: bool,
     /// The supervisor.
     #[arg(long)]
     pub parent: u32,
@@ -95,9 +102,9 @@ pub struct Worker {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub tuning: Tuning,
-    /// Speak over an arena in shared memory rather than over the socket.
+    /// How to speak: the number of the transport.
     #[arg(long)]
-    pub arena: bool,
+    pub transport: u32,
     /// Number of the request that the opening answers.
     #[arg(long)]
     pub open_seq: u64,
@@ -137,7 +144,11 @@ pub fn print_devices(backends: &Backends) -> anyhow::Result<()> {
         let device = library.describe(at);
         let (name, description) = (field_text(&device.name), field_text(&device.description));
         let mib = |bytes: u64| bytes >> 20;
-        println!("{name}: {description} ({} MiB, {} MiB free)", mib(device.memory_total), mib(device.memory_free));
+        println!(
+            "{name}: {description} ({} MiB, {} MiB free)",
+            mib(device.memory_total),
+            mib(device.memory_free)
+        );
     }
     Ok(())
 }

@@ -6,9 +6,11 @@ use crate::worker;
 use anyhow::{Context, bail};
 use ferry_protocol::calls::CallCode;
 use ferry_protocol::frame::Header;
-use ferry_protocol::hello::{Opened, encode_welcome};
+use ferry_protocol::hello::{Opened, Transport, encode_welcome};
 use ferry_protocol::ids::StreamId;
 use ferry_protocol::limits::DEVICES_MAX;
+#[cfg(target_os = "linux")]
+use ferry_unix::arena;
 use ferry_unix::{Channel, frames, stream};
 use std::io::{Write, stdin, stdout};
 use std::os::fd::AsFd;
@@ -38,7 +40,10 @@ pub fn run_probe(backends: &Backends) -> anyhow::Result<()> {
     let library = Arc::new(Library::load(&backends.ggml_dir, &backends.backends)?);
     let count = library.devices().len();
     if count == 0 || count > DEVICES_MAX {
-        bail!("the back-ends {} have {count} devices; between 1 and {DEVICES_MAX} can be shown", backends.backends.join(", "));
+        bail!(
+            "the back-ends {} have {count} devices; between 1 and {DEVICES_MAX} can be shown",
+            backends.backends.join(", ")
+        );
     }
     let devices: Vec<_> = (0..count).map(|at| library.describe(at)).collect();
     stdout().write_all(&encode_welcome(ferry_protocol::VERSION_MAX, &devices))?;
@@ -58,7 +63,11 @@ pub fn run_worker(arguments: &Worker) -> anyhow::Result<()> {
         client_pid: arguments.client_pid,
     };
     let opened = Header { seq: arguments.open_seq, ..Header::request(CallCode::OPEN, StreamId::SESSION, 0) };
-    let (channel, counters) = if arguments.arena { open_arena(socket, opened)? } else { open_stream(socket, opened)? };
+    let (channel, counters) = match Transport(arguments.transport) {
+        Transport::ARENA => open_arena(socket, opened)?,
+        Transport::VIRTGPU => open_virtgpu(socket)?,
+        _ => open_stream(socket, opened)?,
+    };
     worker::serve(Arc::new(library), channel, &config, &*counters)
 }
 
@@ -66,23 +75,51 @@ pub fn run_worker(arguments: &Worker) -> anyhow::Result<()> {
 type Waited = Box<dyn Fn() -> (u64, u64)>;
 
 fn open_stream(socket: UnixStream, opened: Header) -> anyhow::Result<(Channel, Waited)> {
-    frames::write(&socket, opened, bytemuck::bytes_of(&Opened::default()), &[]).context("cannot answer the guest")?;
+    frames::write(&socket, opened, bytemuck::bytes_of(&Opened::default()), &[])
+        .context("cannot answer the guest")?;
     Ok((stream::channel(socket)?, Box::new(|| (0, 0))))
 }
 
 #[cfg(target_os = "linux")]
 fn open_arena(socket: UnixStream, opened: Header) -> anyhow::Result<(Channel, Waited)> {
-    use ferry_protocol::channel::arena::End;
-    use ferry_unix::arena;
     use std::os::fd::AsRawFd;
-    use std::sync::atomic::Ordering;
     let shared = arena::make().context("cannot make the shared memory of a session")?;
     let mapping = arena::map(&shared.memory, &shared.layout)?;
     let fds = [&shared.memory, &shared.host_event, &shared.guest_event].map(|fd| fd.as_raw_fd());
-    frames::write(&socket, opened, bytemuck::bytes_of(&shared.layout), &fds).context("cannot answer the guest")?;
+    frames::write(&socket, opened, bytemuck::bytes_of(&shared.layout), &fds)
+        .context("cannot answer the guest")?;
+    rings(Arc::new(mapping), &shared.layout, (shared.host_event, shared.guest_event), socket)
+}
+
+/// The arena is in the guest's memory: the front says where. Its connection ends when the session does.
+#[cfg(target_os = "linux")]
+fn open_virtgpu(socket: UnixStream) -> anyhow::Result<(Channel, Waited)> {
+    use crate::front::{ARENA_MESSAGE_BYTES_MAX, ArenaMessage};
+    use crate::gpu::mmap::Stitched;
+    let (_, message, mut fds) = frames::read_up_to(&socket, ARENA_MESSAGE_BYTES_MAX)
+        .context("the front did not say where the arena is")?;
+    let message = ArenaMessage::decode(&message)?;
+    if fds.len() < 3 {
+        bail!("the front passed {} descriptors", fds.len());
+    }
+    let files = fds.split_off(2);
+    let (Some(guest_event), Some(host_event)) = (fds.pop(), fds.pop()) else { bail!("no events") };
+    let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+    let mapping = Stitched::map(&files, &message.extents).context("cannot map the arena")?;
+    rings(Arc::new(mapping), &message.layout, (host_event, guest_event), socket)
+}
+
+#[cfg(target_os = "linux")]
+fn rings(
+    mapping: Arc<dyn ferry_protocol::channel::memory::Mapping>,
+    layout: &Opened,
+    events: (std::os::fd::OwnedFd, std::os::fd::OwnedFd),
+    socket: UnixStream,
+) -> anyhow::Result<(Channel, Waited)> {
+    use ferry_protocol::channel::arena::End;
+    use std::sync::atomic::Ordering;
     let counters = Arc::new(arena::Counters::default());
-    let events = (shared.host_event, shared.guest_event);
-    let channel = arena::channel(mapping, &shared.layout, End::Host, events, socket, counters.clone())?;
+    let channel = arena::channel(mapping, layout, End::Host, events, socket, counters.clone())?;
     let read = move || (counters.doorbells.load(Ordering::Relaxed), counters.waits.load(Ordering::Relaxed));
     Ok((channel, Box::new(read)))
 }
@@ -90,4 +127,9 @@ fn open_arena(socket: UnixStream, opened: Header) -> anyhow::Result<(Channel, Wa
 #[cfg(not(target_os = "linux"))]
 fn open_arena(_: UnixStream, _: Header) -> anyhow::Result<(Channel, Waited)> {
     bail!("shared memory between processes is only served on Linux")
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_virtgpu(_: UnixStream) -> anyhow::Result<(Channel, Waited)> {
+    bail!("virtio-gpu is only served on Linux")
 }

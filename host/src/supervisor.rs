@@ -2,11 +2,12 @@
 //! reads no byte that a guest wrote: what a front passes on has been parsed there, and is two numbers.
 
 use crate::cli::Serve;
+use crate::front::{self, WorkerRequest};
 use anyhow::{Context, bail};
 use ferry_protocol::calls::CallCode;
 use ferry_protocol::cursor;
 use ferry_protocol::frame::Header;
-use ferry_protocol::hello::{Open, Transport, decode_welcome, field_text};
+use ferry_protocol::hello::{decode_welcome, field_text};
 use ferry_protocol::ids::StreamId;
 use ferry_protocol::status::Status;
 use ferry_unix::frames;
@@ -27,13 +28,24 @@ use std::time::Duration;
 /// Workers get this long to end by themselves when the daemon does.
 const GRACE: Duration = Duration::from_millis(500);
 
+/// Who connects to a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Guests {
+    /// Processes of this machine.
+    Processes,
+    /// A VMM, with the processes of its machine behind it.
+    Vm,
+}
+
 /// A listener with its front and its sessions.
 struct Listener {
+    guests: Guests,
     path: PathBuf,
     socket: OwnedFd,
     front: Child,
     control: UnixStream,
-    workers: Vec<Child>,
+    /// Workers, by the front's names for them.
+    workers: Vec<(u64, Child)>,
 }
 
 /// `ferryd serve`.
@@ -50,10 +62,9 @@ pub fn run(serve: &Serve) -> anyhow::Result<()> {
     signals.set_nonblocking(true)?;
 
     let welcome = probe(serve)?;
-    let paths = if serve.unix.is_empty() { vec![ferry_unix::path::default_socket()] } else { serve.unix.clone() };
     let mut listeners = Vec::new();
-    for path in &paths {
-        listeners.push(Listener::start(path, serve, &welcome)?);
+    for (guests, path) in sockets(serve) {
+        listeners.push(Listener::start(guests, &path, serve, &welcome)?);
         tracing::info!("ready on {}", path.display());
     }
     while !stop.load(Ordering::Relaxed) {
@@ -68,6 +79,14 @@ pub fn run(serve: &Serve) -> anyhow::Result<()> {
     }
     tracing::info!("stopping");
     Ok(())
+}
+
+/// The sockets to listen on.
+fn sockets(serve: &Serve) -> Vec<(Guests, PathBuf)> {
+    let processes = serve.unix.iter().map(|path| (Guests::Processes, path.clone()));
+    let machines = serve.vhost_user.iter().map(|path| (Guests::Vm, path.clone()));
+    let sockets: Vec<_> = processes.chain(machines).collect();
+    if sockets.is_empty() { vec![(Guests::Processes, ferry_unix::path::default_socket())] } else { sockets }
 }
 
 /// Asks a process of its own what devices there are: a driver that crashes takes that process.
@@ -122,42 +141,68 @@ fn drain(signals: &mut UnixStream) {
 }
 
 impl Listener {
-    fn start(path: &Path, serve: &Serve, welcome: &[u8]) -> anyhow::Result<Self> {
-        let socket = OwnedFd::from(bind(path, serve.socket_mode)?);
-        let (front, control) = start_front(&socket, welcome)?;
-        Ok(Self { path: path.to_path_buf(), socket, front, control, workers: Vec::new() })
+    fn start(guests: Guests, path: &Path, serve: &Serve, welcome: &[u8]) -> anyhow::Result<Self> {
+        let socket = OwnedFd::from(bind(guests, path, serve.socket_mode)?);
+        let (front, control) = start_front(guests, &socket, welcome)?;
+        Ok(Self { guests, path: path.to_path_buf(), socket, front, control, workers: Vec::new() })
     }
 
-    /// A front passed a connection on: starts a worker for it.
+    /// A front wants something.
     fn serve_front(&mut self, serve: &Serve) {
         let (header, payload, mut fds) = match frames::read(&self.control) {
             Ok(frame) => frame,
             // Its end is noticed as a child's end.
             Err(error) => return tracing::debug!("front of {}: {error}", self.path.display()),
         };
-        let (Ok(open), Some(client)) = (cursor::only::<Open>(&payload, "an OPEN"), fds.pop()) else {
-            return tracing::error!("front of {}: not an OPEN with a connection", self.path.display());
+        let Ok(request) = cursor::only::<WorkerRequest>(&payload, "a request") else {
+            return tracing::error!("the front of {} makes no sense", self.path.display());
         };
-        let client = UnixStream::from(client);
-        if self.workers.len() >= serve.sessions_max {
-            let text = format!("{} sessions are open, at most {} are allowed", self.workers.len(), serve.sessions_max);
-            tracing::warn!("{}: {text}", self.path.display());
-            let _ = frames::write(&client, header.reply(Status::REFUSED), text.as_bytes(), &[]);
-            return;
+        match (header.call, fds.pop()) {
+            (front::START, Some(connection)) => {
+                self.start_worker(serve, &request, UnixStream::from(connection))
+            }
+            (front::KILL, _) => self.kill(request.session),
+            _ => tracing::error!("the front of {} makes no sense", self.path.display()),
         }
-        match start_worker(serve, header, &open, &client) {
-            Ok(worker) => self.workers.push(worker),
+    }
+
+    /// Starts a worker that serves at `connection`. Who is refused learns it there.
+    fn start_worker(&mut self, serve: &Serve, request: &WorkerRequest, connection: UnixStream) {
+        let refusal =
+            Header { seq: request.open_seq, ..Header::request(CallCode::OPEN, StreamId::SESSION, 0) };
+        let refuse = |text: &str| {
+            let _ = frames::write(&connection, refusal.reply(Status::REFUSED), text.as_bytes(), &[]);
+        };
+        if self.workers.len() >= serve.sessions_max {
+            let text = format!(
+                "{} sessions are open, at most {} are allowed",
+                self.workers.len(),
+                serve.sessions_max
+            );
+            tracing::warn!("{}: {text}", self.path.display());
+            return refuse(&text);
+        }
+        match spawn_worker(serve, request, &connection) {
+            Ok(worker) => self.workers.push((request.session, worker)),
             Err(error) => {
                 tracing::error!("cannot start a worker: {error}");
-                let text = "the daemon could not start a worker";
-                let _ = frames::write(&client, header.reply(Status::REFUSED), text.as_bytes(), &[]);
+                refuse("the daemon could not start a worker");
             }
         }
     }
 
+    fn kill(&mut self, session: u64) {
+        for (_, worker) in self.workers.iter_mut().filter(|(name, _)| *name == session) {
+            tracing::warn!("worker {} is killed: it did not end in time", worker.id());
+            let _ = worker.kill();
+            let _ = worker.wait();
+        }
+        self.workers.retain(|(name, _)| *name != session);
+    }
+
     /// Takes note of children that ended; a front that did is replaced.
     fn reap(&mut self, welcome: &[u8]) -> anyhow::Result<()> {
-        self.workers.retain_mut(|worker| match worker.try_wait() {
+        self.workers.retain_mut(|(_, worker)| match worker.try_wait() {
             Ok(Some(status)) => {
                 if !status.success() {
                     tracing::error!("worker {} ended: {status}; its guest lost the session", worker.id());
@@ -168,7 +213,7 @@ impl Listener {
         });
         if let Ok(Some(status)) = self.front.try_wait() {
             tracing::error!("the front of {} ended: {status}; starting another", self.path.display());
-            (self.front, self.control) = start_front(&self.socket, welcome)?;
+            (self.front, self.control) = start_front(self.guests, &self.socket, welcome)?;
         }
         Ok(())
     }
@@ -179,12 +224,12 @@ impl Drop for Listener {
         let _ = std::fs::remove_file(&self.path);
         let _ = self.front.kill();
         let _ = self.front.wait();
-        for worker in &self.workers {
+        for (_, worker) in &self.workers {
             let pid = nix::unistd::Pid::from_raw(worker.id() as i32);
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
         }
         let until = std::time::Instant::now() + GRACE;
-        for worker in &mut self.workers {
+        for (_, worker) in &mut self.workers {
             while matches!(worker.try_wait(), Ok(None)) && std::time::Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -194,9 +239,13 @@ impl Drop for Listener {
     }
 }
 
-fn start_front(socket: &OwnedFd, welcome: &[u8]) -> anyhow::Result<(Child, UnixStream)> {
+fn start_front(guests: Guests, socket: &OwnedFd, welcome: &[u8]) -> anyhow::Result<(Child, UnixStream)> {
     let (control, theirs) = UnixStream::pair()?;
-    let front = ferryd(&["front", "--parent", &std::process::id().to_string()])
+    let mut command = ferryd(&["front", "--parent", &std::process::id().to_string()]);
+    if guests == Guests::Vm {
+        command.arg("--vhost-user");
+    }
+    let front = command
         .stdin(Stdio::from(socket.try_clone()?))
         .stdout(Stdio::from(OwnedFd::from(theirs)))
         .spawn()
@@ -206,34 +255,35 @@ fn start_front(socket: &OwnedFd, welcome: &[u8]) -> anyhow::Result<(Child, UnixS
     Ok((front, control))
 }
 
-fn start_worker(serve: &Serve, header: Header, open: &Open, client: &UnixStream) -> anyhow::Result<Child> {
+fn spawn_worker(serve: &Serve, request: &WorkerRequest, connection: &UnixStream) -> anyhow::Result<Child> {
+    let open = &request.open;
     let mut command = ferryd(&["worker"]);
     command.args(backend_arguments(serve));
-    command.args(["--open-seq", &header.seq.to_string(), "--client-pid", &open.client_pid.to_string()]);
-    command.args(["--parent", &std::process::id().to_string()]);
-    if open.transport == Transport::ARENA {
-        command.arg("--arena");
-    }
+    command.args(["--open-seq", &request.open_seq.to_string(), "--client-pid", &open.client_pid.to_string()]);
+    command.args(["--parent", &std::process::id().to_string(), "--transport", &open.transport.0.to_string()]);
     if let Some(stats) = &serve.tuning.stats {
         command.arg("--stats").arg(stats);
     }
     if let Some(spin_us) = serve.tuning.spin_us {
         command.args(["--spin-us", &spin_us.to_string()]);
     }
-    Ok(command.stdin(Stdio::from(OwnedFd::from(client.try_clone()?))).stdout(Stdio::null()).spawn()?)
+    Ok(command.stdin(Stdio::from(OwnedFd::from(connection.try_clone()?))).stdout(Stdio::null()).spawn()?)
 }
 
 /// Binds a socket that only this daemon listens on. A file that a dead daemon left is replaced.
-fn bind(path: &Path, mode: u32) -> anyhow::Result<UnixListener> {
-    if UnixStream::connect(path).is_ok() {
+fn bind(guests: Guests, path: &Path, mode: u32) -> anyhow::Result<UnixListener> {
+    // A VMM's socket serves one connection at a time, and trying it out would be one.
+    if guests == Guests::Processes && UnixStream::connect(path).is_ok() {
         bail!("another daemon listens on {}", path.display());
     }
-    if std::fs::symlink_metadata(path).is_ok_and(|file| std::os::unix::fs::FileTypeExt::is_socket(&file.file_type())) {
+    if std::fs::symlink_metadata(path)
+        .is_ok_and(|file| std::os::unix::fs::FileTypeExt::is_socket(&file.file_type()))
+    {
         std::fs::remove_file(path).with_context(|| format!("cannot replace {}", path.display()))?;
     }
     // Nobody connects before the permissions are what they should be.
     let listener = UnixListener::bind(path).with_context(|| {
-        format!("cannot listen on {}: is the directory there and writable? (--unix chooses another place)", path.display())
+        format!("cannot listen on {}: is the directory there and writable? (--unix and --vhost-user choose other places)", path.display())
     })?;
     std::fs::set_permissions(path, Permissions::from_mode(mode))
         .with_context(|| format!("cannot set the permissions of {}", path.display()))?;

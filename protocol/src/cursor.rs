@@ -46,7 +46,11 @@ impl<'a> Cursor<'a> {
     }
 
     /// The next `n` values. `n` is checked against the bytes that are there before anything is allocated.
-    pub fn values<T: AnyBitPattern + NoUninit>(&mut self, n: usize, what: &'static str) -> Result<Vec<T>, CursorError> {
+    pub fn values<T: AnyBitPattern + NoUninit>(
+        &mut self,
+        n: usize,
+        what: &'static str,
+    ) -> Result<Vec<T>, CursorError> {
         let len = n.checked_mul(size_of::<T>()).ok_or(CursorError::Truncated { what, found: usize::MAX })?;
         Ok(bytemuck::allocation::pod_collect_to_vec(self.bytes(len, what)?))
     }

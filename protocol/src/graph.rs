@@ -111,7 +111,11 @@ impl GraphTables {
         }
         let both = self.tensors.iter().zip(&next.tensors).enumerate();
         let differing = both.filter(|(_, (old, new))| old != new);
-        Some(differing.map(|(at, (_, new))| TensorChange { at: at as u32, reserved: 0, tensor: *new }).collect())
+        Some(
+            differing
+                .map(|(at, (_, new))| TensorChange { at: at as u32, reserved: 0, tensor: *new })
+                .collect(),
+        )
     }
 }
 

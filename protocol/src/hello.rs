@@ -105,6 +105,8 @@ impl Transport {
     pub const STREAM: Self = Self(0);
     /// Rings in an arena that the daemon makes and passes with its answer.
     pub const ARENA: Self = Self(1);
+    /// Rings in an arena of the guest's own memory, which its virtio-gpu device shows to the daemon.
+    pub const VIRTGPU: Self = Self(2);
 }
 
 /// Opens a session.
@@ -154,8 +156,12 @@ pub fn field_text(field: &[u8]) -> String {
 
 /// The payload of a WELCOME.
 pub fn encode_welcome(version: u16, devices: &[DeviceRecord]) -> Vec<u8> {
-    let header =
-        WelcomeHeader { magic: MAGIC, version, version_max: crate::VERSION_MAX, devices: devices.len() as u32 };
+    let header = WelcomeHeader {
+        magic: MAGIC,
+        version,
+        version_max: crate::VERSION_MAX,
+        devices: devices.len() as u32,
+    };
     let mut out = bytemuck::bytes_of(&header).to_vec();
     out.extend_from_slice(bytemuck::cast_slice(devices));
     out

@@ -46,15 +46,33 @@ ops! {
 
 /// Unary operations: the first parameter of `UNARY`.
 pub const UNARY_OPS: &[&str] = &[
-    "ABS", "SGN", "NEG", "STEP", "TANH", "ELU", "RELU", "SIGMOID", "GELU", "GELU_QUICK", "SILU",
-    "HARDSWISH", "HARDSIGMOID", "EXP", "EXPM1", "SOFTPLUS", "GELU_ERF", "XIELU", "FLOOR", "CEIL", "ROUND",
+    "ABS",
+    "SGN",
+    "NEG",
+    "STEP",
+    "TANH",
+    "ELU",
+    "RELU",
+    "SIGMOID",
+    "GELU",
+    "GELU_QUICK",
+    "SILU",
+    "HARDSWISH",
+    "HARDSIGMOID",
+    "EXP",
+    "EXPM1",
+    "SOFTPLUS",
+    "GELU_ERF",
+    "XIELU",
+    "FLOOR",
+    "CEIL",
+    "ROUND",
     "TRUNC",
 ];
 
 /// Gated linear units: the first parameter of `GLU`.
-pub const GLU_OPS: &[&str] = &[
-    "REGLU", "GEGLU", "SWIGLU", "SWIGLU_OAI", "GEGLU_ERF", "GEGLU_QUICK", "SWIGLU_CLAMP",
-];
+pub const GLU_OPS: &[&str] =
+    &["REGLU", "GEGLU", "SWIGLU", "SWIGLU_OAI", "GEGLU_ERF", "GEGLU_QUICK", "SWIGLU_CLAMP"];
 
 /// Operations that carry function pointers of the guest's process. They are refused on both sides.
 const NEVER_FORWARDED: &[&str] = &["MAP_CUSTOM1", "MAP_CUSTOM2", "MAP_CUSTOM3", "CUSTOM"];
@@ -138,7 +156,12 @@ impl Op {
     pub fn may_need_scratch(self) -> bool {
         matches!(
             self,
-            Self::FLASH_ATTN_EXT | Self::MUL_MAT | Self::MUL_MAT_ID | Self::CUMSUM | Self::ARGSORT | Self::TOP_K
+            Self::FLASH_ATTN_EXT
+                | Self::MUL_MAT
+                | Self::MUL_MAT_ID
+                | Self::CUMSUM
+                | Self::ARGSORT
+                | Self::TOP_K
         )
     }
 }
@@ -169,7 +192,8 @@ mod tests {
     /// A number that moved would make two builds compute different things.
     #[test]
     fn numbers_do_not_move() {
-        let pinned = [("NONE", 0), ("ADD", 2), ("MUL_MAT", 29), ("ROPE", 48), ("FLASH_ATTN_EXT", 74), ("GLU", 100)];
+        let pinned =
+            [("NONE", 0), ("ADD", 2), ("MUL_MAT", 29), ("ROPE", 48), ("FLASH_ATTN_EXT", 74), ("GLU", 100)];
         for (name, number) in pinned {
             assert_eq!(Op::by_name(name), Some(Op(number)), "{name}");
         }

@@ -202,12 +202,15 @@ impl Request {
                 Self::GraphDef(id, tables)
             }
             CallCode::GRAPH_PATCH => {
-                let (header, changes) = graph::decode_patch(params).map_err(|e| RequestError::Graph(call, e))?;
+                let (header, changes) =
+                    graph::decode_patch(params).map_err(|e| RequestError::Graph(call, e))?;
                 Self::GraphPatch(header, changes)
             }
             CallCode::GRAPH_FREE => Self::GraphFree(fixed(call, params)?),
             CallCode::EXEC => Self::Exec(fixed(call, params)?),
-            CallCode::SUPPORTS_OP => op_query(call, params).map(|(device, op)| Self::SupportsOp(device, op))?,
+            CallCode::SUPPORTS_OP => {
+                op_query(call, params).map(|(device, op)| Self::SupportsOp(device, op))?
+            }
             CallCode::ALLOC_SIZE => op_query(call, params).map(|(device, op)| Self::AllocSize(device, op))?,
             CallCode::MEMORY => Self::Memory(fixed(call, params)?),
             _ => return Err(RequestError::UnknownCall(call)),

@@ -98,7 +98,8 @@ impl TensorLayout {
         if self.ne.contains(&0) {
             return Ok(0);
         }
-        let last = |dim: usize| ((self.ne[dim] - 1) as u64).checked_mul(self.nb[dim]).ok_or(LayoutError::Overflow);
+        let last =
+            |dim: usize| ((self.ne[dim] - 1) as u64).checked_mul(self.nb[dim]).ok_or(LayoutError::Overflow);
         let first = if block == 1 {
             u64::from(row.block_bytes).checked_add(last(0)?)
         } else {

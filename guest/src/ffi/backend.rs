@@ -212,7 +212,9 @@ unsafe extern "C" fn free(backend: Handle) {
             match generation {
                 Generation::G1 => drop(Box::from_raw(backend.cast::<Backend<BackendV1>>())),
                 Generation::G2a => drop(Box::from_raw(backend.cast::<Backend<BackendV2a>>())),
-                Generation::G2b | Generation::G3 => drop(Box::from_raw(backend.cast::<Backend<BackendV2b>>())),
+                Generation::G2b | Generation::G3 => {
+                    drop(Box::from_raw(backend.cast::<Backend<BackendV2b>>()))
+                }
             }
             context
         };
@@ -263,7 +265,8 @@ unsafe extern "C" fn cpy_tensor_async(
     guard(false, || {
         let base = &registry().base;
         // SAFETY: ggml passes two of its backends and two valid tensors.
-        let (src_ours, dst_ours, src, dst) = unsafe { (is_ours(backend_src), is_ours(backend_dst), &*src, &*dst) };
+        let (src_ours, dst_ours, src, dst) =
+            unsafe { (is_ours(backend_src), is_ours(backend_dst), &*src, &*dst) };
         if !dst_ours {
             return false;
         }
@@ -276,7 +279,9 @@ unsafe extern "C" fn cpy_tensor_async(
         if src.buffer.is_null() || !unsafe { (base.buffer_is_host)(src.buffer) } {
             return false;
         }
-        let Some(bytes) = encode::shape(base, src).and_then(|layout| layout.extent_bytes().ok()) else { return false };
+        let Some(bytes) = encode::shape(base, src).and_then(|layout| layout.extent_bytes().ok()) else {
+            return false;
+        };
         // SAFETY: the source is in the program's memory, and complete once its backend is synchronized.
         unsafe {
             (base.synchronize)(backend_src);

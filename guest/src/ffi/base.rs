@@ -71,7 +71,9 @@ pub enum BaseError {
     )]
     Generation(usize, usize, usize),
     /// The graph is not what it should be.
-    #[error("this program's ggml lays out {0} in a way that this plug-in does not know: is there a newer one?")]
+    #[error(
+        "this program's ggml lays out {0} in a way that this plug-in does not know: is there a newer one?"
+    )]
     Layout(&'static str),
 }
 

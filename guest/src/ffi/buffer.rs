@@ -38,7 +38,9 @@ type Init<I> = unsafe extern "C" fn(Handle, I, *mut c_void, usize) -> Handle;
 /// Allocates on the host; null if it has no room.
 pub fn alloc(device: &DeviceContext, size: usize) -> Handle {
     let Some(session) = registry().acquire() else { return std::ptr::null_mut() };
-    let Some((allocated, reservation)) = alloc_on_host(&session, device.at, size) else { return std::ptr::null_mut() };
+    let Some((allocated, reservation)) = alloc_on_host(&session, device.at, size) else {
+        return std::ptr::null_mut();
+    };
     let context = Box::new(BufferContext {
         session,
         id: allocated.buffer,
@@ -62,7 +64,8 @@ pub fn alloc(device: &DeviceContext, size: usize) -> Handle {
 
 fn alloc_on_host(session: &Session, device: u32, size: usize) -> Option<(Allocated, Reservation)> {
     let alloc = AllocBuffer { size: size as u64, device, reserved: 0 };
-    let reply = session.call(CallCode::ALLOC_BUFFER, StreamId::SESSION, &[bytemuck::bytes_of(&alloc)]).ok()?;
+    let reply =
+        session.call(CallCode::ALLOC_BUFFER, StreamId::SESSION, &[bytemuck::bytes_of(&alloc)]).ok()?;
     if reply.header.status != Status::OK {
         return None;
     }
@@ -70,7 +73,8 @@ fn alloc_on_host(session: &Session, device: u32, size: usize) -> Option<(Allocat
     let reservation = Reservation::new(size);
     if allocated.size < size as u64 || reservation.is_err() {
         log::line(Level::Error, &format!("cannot use a buffer of {size} bytes: no addresses left for it"));
-        let _ = session.post(CallCode::FREE_BUFFER, StreamId::SESSION, &[bytemuck::bytes_of(&allocated.buffer)]);
+        let _ =
+            session.post(CallCode::FREE_BUFFER, StreamId::SESSION, &[bytemuck::bytes_of(&allocated.buffer)]);
     }
     Some((allocated, reservation.ok()?))
 }
@@ -168,7 +172,9 @@ pub fn place_of(tensor: &Tensor) -> Option<HostPlace<'_>> {
 impl BufferContext {
     fn tell_usage(&self, usage: c_int) {
         // Relaxed: telling it twice does no harm.
-        if self.told_usage.load(Ordering::Relaxed) != usage && self.told_usage.swap(usage, Ordering::Relaxed) != usage {
+        if self.told_usage.load(Ordering::Relaxed) != usage
+            && self.told_usage.swap(usage, Ordering::Relaxed) != usage
+        {
             let value = BufferValue { buffer: self.id, value: usage as u64 };
             let _ = self.session.post(CallCode::SET_USAGE, StreamId::SESSION, &[bytemuck::bytes_of(&value)]);
         }
@@ -252,7 +258,9 @@ unsafe extern "C" fn free_buffer(buffer: Handle) {
 
 unsafe extern "C" fn get_base(buffer: Handle) -> *mut c_void {
     // SAFETY: the buffer is ours.
-    guard(std::ptr::null_mut(), || unsafe { context(buffer) }.map_or(std::ptr::null_mut(), |c| c.reservation.base()))
+    guard(std::ptr::null_mut(), || {
+        unsafe { context(buffer) }.map_or(std::ptr::null_mut(), |c| c.reservation.base())
+    })
 }
 
 unsafe extern "C" fn init_tensor(buffer: Handle, tensor: *mut Tensor) -> c_int {
@@ -269,7 +277,13 @@ unsafe extern "C" fn init_tensor(buffer: Handle, tensor: *mut Tensor) -> c_int {
     })
 }
 
-unsafe extern "C" fn memset_tensor(buffer: Handle, tensor: *mut Tensor, value: u8, offset: usize, size: usize) {
+unsafe extern "C" fn memset_tensor(
+    buffer: Handle,
+    tensor: *mut Tensor,
+    value: u8,
+    offset: usize,
+    size: usize,
+) {
     guard((), || {
         // SAFETY: the buffer is ours, and ggml passes a valid tensor.
         let (context, tensor) = unsafe { (context(buffer), &*tensor) };
@@ -280,20 +294,34 @@ unsafe extern "C" fn memset_tensor(buffer: Handle, tensor: *mut Tensor, value: u
     });
 }
 
-unsafe extern "C" fn set_tensor(_: Handle, tensor: *mut Tensor, data: *const c_void, offset: usize, size: usize) {
+unsafe extern "C" fn set_tensor(
+    _: Handle,
+    tensor: *mut Tensor,
+    data: *const c_void,
+    offset: usize,
+    size: usize,
+) {
     guard((), || {
         // SAFETY: ggml passes a valid tensor, and `size` readable bytes.
         let _ = unsafe { post_set(&registry().base, &*tensor, StreamId::SESSION, data, offset, size) };
     });
 }
 
-unsafe extern "C" fn get_tensor(_: Handle, tensor: *const Tensor, data: *mut c_void, offset: usize, size: usize) {
+unsafe extern "C" fn get_tensor(
+    _: Handle,
+    tensor: *const Tensor,
+    data: *mut c_void,
+    offset: usize,
+    size: usize,
+) {
     guard((), || {
         // SAFETY: ggml passes `size` writable bytes, which are filled up whatever happens.
         let destination = unsafe { Destination::new(data.cast(), size) };
         // SAFETY: ggml passes a valid tensor.
         let tensor = unsafe { &*tensor };
-        let (Some(place), Some(layout)) = (place_of(tensor), encode::layout(&registry().base, tensor)) else { return };
+        let (Some(place), Some(layout)) = (place_of(tensor), encode::layout(&registry().base, tensor)) else {
+            return;
+        };
         let (call, parameters) = read_call(layout, offset as u64, size as u64);
         let _ = place.session.read(call, &[&parameters], destination);
     });
@@ -320,7 +348,8 @@ unsafe extern "C" fn clear(buffer: Handle, value: u8) {
     guard((), || {
         // SAFETY: the buffer is ours.
         if let Some(context) = unsafe { context(buffer) } {
-            context.post(CallCode::CLEAR_BUFFER, &BufferValue { buffer: context.id, value: u64::from(value) });
+            context
+                .post(CallCode::CLEAR_BUFFER, &BufferValue { buffer: context.id, value: u64::from(value) });
         }
     });
 }

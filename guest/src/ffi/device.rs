@@ -8,9 +8,7 @@ use super::registry::registry;
 use super::{backend, buffer_type};
 use crate::memo::Memo;
 use ferry_ggml::Tensor;
-use ferry_ggml::backend::{
-    Caps, Device, DeviceInterface, Generation, Handle, PropsV1, PropsV2, device_type,
-};
+use ferry_ggml::backend::{Caps, Device, DeviceInterface, Generation, Handle, PropsV1, PropsV2, device_type};
 use ferry_protocol::calls::CallCode;
 use ferry_protocol::cursor;
 use ferry_protocol::hello::{DeviceKind, DeviceRecord, field_text};
@@ -62,7 +60,8 @@ impl DeviceContext {
             event_synchronize: std::ptr::null(),
         };
         let text = |text: String| CString::new(text.replace('\0', " ")).unwrap_or_default();
-        let description = format!("{} ({} through Ferry)", field_text(&record.description), field_text(&record.name));
+        let description =
+            format!("{} ({} through Ferry)", field_text(&record.description), field_text(&record.name));
         let mut context = Box::new(Self {
             device: Device { iface, reg, context: std::ptr::null_mut() },
             buffer_type: buffer_type::DeviceBufferType::new(base.generation),
@@ -95,7 +94,8 @@ impl DeviceContext {
         }
         let Some(question) = encode::question(base, self.at, op) else { return false };
         self.supported.get_or_ask(question, |question| {
-            let reply = registry().session()?.call(CallCode::SUPPORTS_OP, StreamId::SESSION, &[question]).ok()?;
+            let reply =
+                registry().session()?.call(CallCode::SUPPORTS_OP, StreamId::SESSION, &[question]).ok()?;
             match reply.header.status {
                 Status::OK => cursor::only::<u32>(&reply.payload, "an answer").ok().map(|answer| answer == 1),
                 _ => None,
@@ -115,7 +115,8 @@ impl DeviceContext {
         }
         let Some(question) = encode::question(base, self.at, tensor) else { return bytes as usize };
         let answer = self.alloc_sizes.get_or_ask(question, |question| {
-            let reply = registry().session()?.call(CallCode::ALLOC_SIZE, StreamId::SESSION, &[question]).ok()?;
+            let reply =
+                registry().session()?.call(CallCode::ALLOC_SIZE, StreamId::SESSION, &[question]).ok()?;
             match reply.header.status {
                 Status::OK => cursor::only::<u64>(&reply.payload, "an answer").ok(),
                 _ => None,
@@ -132,7 +133,8 @@ impl DeviceContext {
             let reply = session.call(CallCode::MEMORY, StreamId::SESSION, &[&parameters]).ok()?;
             cursor::only::<Memory>(&reply.payload, "an answer").ok()
         };
-        let memory = ask().unwrap_or(Memory { free: self.record.memory_free, total: self.record.memory_total });
+        let memory =
+            ask().unwrap_or(Memory { free: self.record.memory_free, total: self.record.memory_total });
         (memory.free as usize, memory.total as usize)
     }
 

@@ -18,7 +18,12 @@ use std::sync::Arc;
 /// A tensor's shape and type, without a place.
 pub fn shape(base: &Base, tensor: &Tensor) -> Option<TensorLayout> {
     let kind = base.type_of(tensor)?;
-    Some(TensorLayout { ne: tensor.ne, nb: tensor.nb.map(|stride| stride as u64), kind, ..TensorLayout::default() })
+    Some(TensorLayout {
+        ne: tensor.ne,
+        nb: tensor.nb.map(|stride| stride as u64),
+        kind,
+        ..TensorLayout::default()
+    })
 }
 
 /// A tensor's shape, type and place on the host.
@@ -40,7 +45,8 @@ fn op_params(base: &Base, op: Op, tensor: &Tensor) -> Option<[i32; 16]> {
 /// does not matter to a back-end is left out.
 pub fn question(base: &Base, device: u32, tensor: &Tensor) -> Option<Vec<u8>> {
     let mut records = Vec::with_capacity(OP_TENSORS_MAX);
-    let mut result = TensorRecord { layout: shape(base, tensor)?, op: base.op_of(tensor)?, ..TensorRecord::default() };
+    let mut result =
+        TensorRecord { layout: shape(base, tensor)?, op: base.op_of(tensor)?, ..TensorRecord::default() };
     result.op_params = op_params(base, result.op, tensor)?;
     for (link, &src) in result.src.iter_mut().zip(&tensor.src) {
         // SAFETY: a valid tensor's sources are null or valid.
@@ -130,7 +136,8 @@ impl Encoder<'_> {
         let op = self.base.op_of(node).filter(|op| op.is_forwardable());
         let op = op.ok_or_else(|| EncodeError::Op(node.op, name_of(node)))?;
         let mut record = self.record(node, op)?;
-        record.op_params = op_params(self.base, op, node).ok_or_else(|| EncodeError::Op(node.op, name_of(node)))?;
+        record.op_params =
+            op_params(self.base, op, node).ok_or_else(|| EncodeError::Op(node.op, name_of(node)))?;
         // Builds from before January 2026 do not know this flag, and newer hosts skip nodes without it.
         record.flags = node.flags as u32 & flags::ALL | flags::COMPUTE;
         for (link, &src) in record.src.iter_mut().zip(&node.src) {

@@ -53,7 +53,8 @@ pub fn check_graph(lookup: &Lookup) -> Result<(), BaseError> {
     unsafe {
         let init: unsafe extern "C" fn(InitParams) -> Handle = lookup.function(c"ggml_init")?;
         let free: unsafe extern "C" fn(Handle) = lookup.function(c"ggml_free")?;
-        let context = init(InitParams { mem_size: 1 << 20, mem_buffer: std::ptr::null_mut(), no_alloc: true });
+        let context =
+            init(InitParams { mem_size: 1 << 20, mem_buffer: std::ptr::null_mut(), no_alloc: true });
         if context.is_null() {
             return Err(BaseError::Layout("a context"));
         }
@@ -76,13 +77,15 @@ unsafe fn check_graph_in(lookup: &Lookup, context: Handle) -> Result<(), BaseErr
             lookup.function(c"ggml_new_tensor_4d")?;
         let view: unsafe extern "C" fn(Handle, *mut Tensor, i64, usize) -> *mut Tensor =
             lookup.function(c"ggml_view_1d")?;
-        let scale: unsafe extern "C" fn(Handle, *mut Tensor, f32) -> *mut Tensor = lookup.function(c"ggml_scale")?;
+        let scale: unsafe extern "C" fn(Handle, *mut Tensor, f32) -> *mut Tensor =
+            lookup.function(c"ggml_scale")?;
         let set_name: unsafe extern "C" fn(*mut Tensor, *const c_char) -> *mut Tensor =
             lookup.function(c"ggml_set_name")?;
         let set_output: unsafe extern "C" fn(*mut Tensor) = lookup.function(c"ggml_set_output")?;
         let new_graph: unsafe extern "C" fn(Handle, usize, bool) -> *mut CGraph =
             lookup.function(c"ggml_new_graph_custom")?;
-        let expand: unsafe extern "C" fn(*mut CGraph, *mut Tensor) = lookup.function(c"ggml_build_forward_expand")?;
+        let expand: unsafe extern "C" fn(*mut CGraph, *mut Tensor) =
+            lookup.function(c"ggml_build_forward_expand")?;
 
         let leaf = new(context, F16, 3, 5, 7, 11);
         set_name(leaf, c"probe".as_ptr());

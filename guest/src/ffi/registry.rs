@@ -180,7 +180,9 @@ unsafe extern "C" fn get_device_count(_: Handle) -> usize {
 }
 
 unsafe extern "C" fn get_device(_: Handle, at: usize) -> Handle {
-    guard(std::ptr::null_mut(), || registry().devices.get(at).map_or(std::ptr::null_mut(), |device| device.handle()))
+    guard(std::ptr::null_mut(), || {
+        registry().devices.get(at).map_or(std::ptr::null_mut(), |device| device.handle())
+    })
 }
 
 unsafe extern "C" fn get_proc_address(_: Handle, name: *const c_char) -> *mut c_void {

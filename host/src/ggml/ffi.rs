@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The directory has no such library.
-    #[error("{dir} has no {wanted}; give the directory of a llama.cpp build with its ggml libraries (found: {found})")]
+    #[error(
+        "{dir} has no {wanted}; give the directory of a llama.cpp build with its ggml libraries (found: {found})"
+    )]
     Missing {
         /// Where it was looked for.
         dir: PathBuf,
@@ -112,11 +114,8 @@ pub fn load_base(dir: &Path) -> Result<(Dl, Functions), LoadError> {
 /// Loads the back-end library called `name` (`cpu`, `cuda`, …, or a path) and starts it. Where a build has several
 /// variants of one back-end (`libggml-cpu-haswell.so`, …), the one that rates itself highest on this machine.
 pub fn load_backend(dir: &Path, name: &str) -> Result<(Dl, *mut Reg), LoadError> {
-    let candidates = if name.contains('/') {
-        vec![PathBuf::from(name)]
-    } else {
-        find(dir, &format!("libggml-{name}"))?
-    };
+    let candidates =
+        if name.contains('/') { vec![PathBuf::from(name)] } else { find(dir, &format!("libggml-{name}"))? };
     let mut best: Option<(c_int, PathBuf, Dl)> = None;
     for path in candidates {
         // SAFETY: as in `load_base`.
@@ -151,8 +150,10 @@ fn find(dir: &Path, stem: &str) -> Result<Vec<PathBuf>, LoadError> {
         return Ok(vec![plain]);
     }
     let entries = std::fs::read_dir(dir).map_err(|error| LoadError::Unreadable(dir.to_path_buf(), error))?;
-    let mut names: Vec<String> =
-        entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).filter(|n| n.contains("ggml")).collect();
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|n| n.contains("ggml"))
+        .collect();
     names.sort();
     let is_it = |name: &&String| {
         let rest = name.strip_prefix(stem).unwrap_or_default();

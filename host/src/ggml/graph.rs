@@ -49,7 +49,9 @@ impl Graph {
     pub fn update(&mut self, library: &Library, valid: &ValidGraph<'_>) -> bool {
         assert_eq!(self.tensors.len(), valid.tables.tensors.len());
         let base = self.tensors.as_mut_ptr();
-        let link = |place: u32| if place == NO_TENSOR { std::ptr::null_mut() } else { base.wrapping_add(place as usize) };
+        let link = |place: u32| {
+            if place == NO_TENSOR { std::ptr::null_mut() } else { base.wrapping_add(place as usize) }
+        };
         for (at, record) in valid.tables.tensors.iter().enumerate() {
             let (buffer, number) = (valid.buffers[at], valid.ops[at]);
             let mut op_params = record.op_params;

@@ -73,7 +73,10 @@ impl Library {
             // SAFETY: `reg` was just made by the back-end.
             let count = unsafe { (ggml.ggml_backend_reg_dev_count)(reg) };
             // SAFETY: as above, and the index is below the count.
-            devices.extend((0..count).map(|at| Device { handle: unsafe { (ggml.ggml_backend_reg_dev_get)(reg, at) }, reg }));
+            devices.extend(
+                (0..count)
+                    .map(|at| Device { handle: unsafe { (ggml.ggml_backend_reg_dev_get)(reg, at) }, reg }),
+            );
         }
         let names = Names::of(&ggml);
         let (known, of) = names.coverage();
@@ -105,10 +108,14 @@ impl Library {
         };
         // SAFETY: as above.
         let (alignment, buffer_bytes_max) = unsafe {
-            ((ggml.ggml_backend_buft_get_alignment)(buft) as u64, (ggml.ggml_backend_buft_get_max_size)(buft) as u64)
+            (
+                (ggml.ggml_backend_buft_get_alignment)(buft) as u64,
+                (ggml.ggml_backend_buft_get_max_size)(buft) as u64,
+            )
         };
         let (memory_free, memory_total) = self.memory(at);
-        let threads = if self.set_threads(at).is_some() { DeviceFlags::THREADS } else { DeviceFlags::default() };
+        let threads =
+            if self.set_threads(at).is_some() { DeviceFlags::THREADS } else { DeviceFlags::default() };
         let probe = Buffer::alloc(self, at, 256);
         let init = probe.is_some_and(|buffer| buffer.inits_tensors());
         let init = if init { DeviceFlags::INIT_TENSOR } else { DeviceFlags::default() };
@@ -120,7 +127,11 @@ impl Library {
             alignment,
             buffer_bytes_max,
             // A guest that is told of a CPU would take it for its own.
-            kind: if kind == backend::device_type::IGPU { DeviceKind::INTEGRATED_GPU } else { DeviceKind::GPU },
+            kind: if kind == backend::device_type::IGPU {
+                DeviceKind::INTEGRATED_GPU
+            } else {
+                DeviceKind::GPU
+            },
             flags: threads | init,
         }
     }
@@ -191,7 +202,8 @@ impl Backend {
     pub fn compute(&self, graph: &mut Graph) -> Result<(), c_int> {
         // SAFETY: the graph is complete and valid, and its buffers live (`worker::objects` drops a graph before any
         // buffer that it names). It stays in place until the stream is synchronized.
-        match unsafe { (self.library.ggml.ggml_backend_graph_compute_async)(self.handle, graph.as_mut_ptr()) } {
+        match unsafe { (self.library.ggml.ggml_backend_graph_compute_async)(self.handle, graph.as_mut_ptr()) }
+        {
             status::SUCCESS => Ok(()),
             code => Err(code),
         }
@@ -350,12 +362,18 @@ impl Place<'_> {
         assert!(self.contains(offset, size));
         let mut tensor = self.tensor();
         // SAFETY: the range is within the tensor and the tensor within its buffer.
-        unsafe { (self.ggml().ggml_backend_tensor_memset)(&mut tensor, value, offset as usize, size as usize) };
+        unsafe {
+            (self.ggml().ggml_backend_tensor_memset)(&mut tensor, value, offset as usize, size as usize)
+        };
     }
 
     /// Copies the whole to another place of the same layout.
     pub fn copy_to(&self, to: &Place<'_>) {
-        assert!(self.layout.ne == to.layout.ne && self.layout.nb == to.layout.nb && self.layout.kind == to.layout.kind);
+        assert!(
+            self.layout.ne == to.layout.ne
+                && self.layout.nb == to.layout.nb
+                && self.layout.kind == to.layout.kind
+        );
         let (mut src, mut dst) = (self.tensor(), to.tensor());
         // SAFETY: both tensors lie in their buffers and have the same layout.
         unsafe { (self.ggml().ggml_backend_tensor_copy)(&mut src, &mut dst) };

@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
+use ferry_protocol::channel::memory::Mapping;
 use vm_memory::VolatileSlice;
 
 use super::ram::Extent;
@@ -127,6 +128,16 @@ impl Stitched {
     /// Never true: an empty view cannot be made.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+}
+
+// SAFETY: the mapping stays where it is until the value is dropped, and only raw pointers into it are handed out.
+unsafe impl Mapping for Stitched {
+    fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+    fn len(&self) -> usize {
+        self.len
     }
 }
 

@@ -87,7 +87,12 @@ impl Session {
     }
 
     /// Serves one message. An error is the channel's: the session is over.
-    pub fn serve(&mut self, header: Header, payload: Payload<'_>, replies: &mut Replies) -> Result<(), Broken> {
+    pub fn serve(
+        &mut self,
+        header: Header,
+        payload: Payload<'_>,
+        replies: &mut Replies,
+    ) -> Result<(), Broken> {
         self.stats.messages += 1;
         self.stats.bytes_in += payload.len() as u64;
         match self.perform(header, payload) {
@@ -116,10 +121,14 @@ impl Session {
                 true => Ok(Answer::Done),
                 false => no_buffer(id),
             },
-            Request::ClearBuffer(clear) => self.with_buffer(clear.buffer, |buffer| buffer.clear(clear.value as u8)),
+            Request::ClearBuffer(clear) => {
+                self.with_buffer(clear.buffer, |buffer| buffer.clear(clear.value as u8))
+            }
             Request::ResetBuffer(id) => self.with_buffer(id, Buffer::reset),
             Request::SetUsage(usage) if usage.value > 2 => refuse(Status::INVALID, "no such usage"),
-            Request::SetUsage(usage) => self.with_buffer(usage.buffer, |buffer| buffer.set_usage(usage.value as u8)),
+            Request::SetUsage(usage) => {
+                self.with_buffer(usage.buffer, |buffer| buffer.set_usage(usage.value as u8))
+            }
             Request::Write(range) => {
                 let place = self.bytes_at(range.buffer, range.offset, range.size)?;
                 upload::set(&place, &data, 0);
@@ -191,7 +200,9 @@ impl Session {
     fn alloc_buffer(&mut self, alloc: AllocBuffer) -> Result<Answer, Refusal> {
         let device = self.device(alloc.device)?;
         let size = usize::try_from(alloc.size).ok().filter(|&size| size > 0);
-        let Some(size) = size else { return refuse(Status::INVALID, format!("a buffer of {} bytes", alloc.size)) };
+        let Some(size) = size else {
+            return refuse(Status::INVALID, format!("a buffer of {} bytes", alloc.size));
+        };
         let Some(buffer) = Buffer::alloc(&self.library, device, size) else {
             return refuse(Status::NO_MEMORY, format!("no room for a buffer of {size} bytes"));
         };
@@ -223,7 +234,10 @@ impl Session {
             Some(place) => Ok(place),
             None => refuse(
                 Status::INVALID,
-                format!("{} {:?} at {} is not within its buffer of {size}", layout.kind, layout.ne, layout.offset),
+                format!(
+                    "{} {:?} at {} is not within its buffer of {size}",
+                    layout.kind, layout.ne, layout.offset
+                ),
             ),
         }
     }
@@ -238,7 +252,10 @@ impl Session {
             return Ok(place);
         }
         let (offset, size, bytes) = (range.offset, range.size, place.bytes());
-        refuse(Status::INVALID, format!("bytes {offset} to {offset}+{size} are not within a tensor of {bytes}"))
+        refuse(
+            Status::INVALID,
+            format!("bytes {offset} to {offset}+{size} are not within a tensor of {bytes}"),
+        )
     }
 
     fn copy_tensor(&mut self, copy: &CopyTensor) -> Result<Answer, Refusal> {
@@ -277,7 +294,10 @@ impl Session {
     fn set_threads(&mut self, id: StreamId, threads: u32) -> Result<Answer, Refusal> {
         let Some(stream) = self.objects.stream(id) else { return no_stream(id) };
         if threads == 0 || threads > THREADS_MAX {
-            return refuse(Status::INVALID, format!("{threads} threads, between 1 and {THREADS_MAX} are allowed"));
+            return refuse(
+                Status::INVALID,
+                format!("{threads} threads, between 1 and {THREADS_MAX} are allowed"),
+            );
         }
         stream.backend.set_threads(threads);
         Ok(Answer::Done)

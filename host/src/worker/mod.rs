@@ -37,7 +37,8 @@ pub fn serve(
     let mut replies = Replies { sender, waiter: waiter.clone() };
     let mut session = Session::new(library, config.client_pid);
     let ended = loop {
-        if let Err(error) = serve_or_sleep(&mut *receiver, &*waiter, config.spin, &mut session, &mut replies) {
+        if let Err(error) = serve_or_sleep(&mut *receiver, &*waiter, config.spin, &mut session, &mut replies)
+        {
             break error;
         }
     };
@@ -48,7 +49,12 @@ pub fn serve(
     let stats = session.stats;
     match ended {
         Broken::Closed => {
-            tracing::info!(client_pid = config.client_pid, graphs = stats.graphs, nodes = stats.nodes, "session ended");
+            tracing::info!(
+                client_pid = config.client_pid,
+                graphs = stats.graphs,
+                nodes = stats.nodes,
+                "session ended"
+            );
             Ok(())
         }
         error => Err(error).context("session broken off"),

@@ -72,7 +72,10 @@ impl Objects {
         }
         self.synchronize_all();
         for entry in &mut self.graphs {
-            if entry.as_ref().is_some_and(|defined| defined.tables.tensors.iter().any(|t| t.layout.buffer == id)) {
+            if entry
+                .as_ref()
+                .is_some_and(|defined| defined.tables.tensors.iter().any(|t| t.layout.buffer == id))
+            {
                 *entry = None;
             }
         }
@@ -136,7 +139,11 @@ impl Objects {
     }
 
     /// A graph and the stream to compute it in.
-    pub fn graph_and_stream(&mut self, id: GraphId, stream: StreamId) -> Option<(&mut DefinedGraph, &mut Stream)> {
+    pub fn graph_and_stream(
+        &mut self,
+        id: GraphId,
+        stream: StreamId,
+    ) -> Option<(&mut DefinedGraph, &mut Stream)> {
         let graph = self.graphs.get_mut(id.slot as usize)?.as_mut()?;
         let stream = self.streams.get_mut(usize::from(stream.0).checked_sub(1)?)?.as_mut()?;
         (graph.id == id).then_some((graph, stream))

@@ -73,9 +73,11 @@ pub type SetTensor = unsafe extern "C" fn(Handle, *mut Tensor, *const c_void, us
 /// Copies bytes out of a tensor.
 pub type GetTensor = unsafe extern "C" fn(Handle, *const Tensor, *mut c_void, usize, usize);
 /// Copies `n` runs of bytes into a tensor: data, offset, size, n, stride in the tensor, stride in the data.
-pub type SetTensor2d = unsafe extern "C" fn(Handle, *mut Tensor, *const c_void, usize, usize, usize, usize, usize);
+pub type SetTensor2d =
+    unsafe extern "C" fn(Handle, *mut Tensor, *const c_void, usize, usize, usize, usize, usize);
 /// Copies `n` runs of bytes out of a tensor.
-pub type GetTensor2d = unsafe extern "C" fn(Handle, *const Tensor, *mut c_void, usize, usize, usize, usize, usize);
+pub type GetTensor2d =
+    unsafe extern "C" fn(Handle, *const Tensor, *mut c_void, usize, usize, usize, usize, usize);
 
 /// `ggml_backend_buffer_i` without the 2d transfers: G1 and G2a.
 #[repr(C)]

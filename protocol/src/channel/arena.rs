@@ -24,6 +24,12 @@ struct ArenaHeader {
 // `atomics_at` relies on it: nothing but atomics, any bytes valid, zero is the start.
 const _: () = assert!(size_of::<ArenaHeader>() <= ARENA_HEADER_BYTES);
 
+/// Where in an arena a virtio-gpu device keeps the session's state, a `u32` (see [`crate::virtgpu::SessionState`]): in the
+/// first page, behind everything that the rings use.
+pub const SESSION_STATE_OFFSET: usize = 1024;
+const _: () =
+    assert!(size_of::<ArenaHeader>() <= SESSION_STATE_OFFSET && SESSION_STATE_OFFSET < ARENA_HEADER_BYTES);
+
 /// Which side of the arena this process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
@@ -79,12 +85,15 @@ pub struct LayoutError(pub Opened);
 /// Checks a layout that the other side chose.
 pub fn check_layout(layout: &Opened) -> Result<(), LayoutError> {
     let ring_ok = |bytes: u64| {
-        bytes >= RING_BYTES_MIN as u64 && bytes <= ARENA_BYTES_MAX as u64 && bytes.is_multiple_of(RECORD_ALIGN as u64)
+        bytes >= RING_BYTES_MIN as u64
+            && bytes <= ARENA_BYTES_MAX as u64
+            && bytes.is_multiple_of(RECORD_ALIGN as u64)
     };
     let fits = ring_ok(layout.submission_bytes)
         && ring_ok(layout.completion_bytes)
         && layout.arena_bytes <= ARENA_BYTES_MAX as u64
-        && ARENA_HEADER_BYTES as u64 + layout.submission_bytes + layout.completion_bytes <= layout.arena_bytes;
+        && ARENA_HEADER_BYTES as u64 + layout.submission_bytes + layout.completion_bytes
+            <= layout.arena_bytes;
     if fits { Ok(()) } else { Err(LayoutError(*layout)) }
 }
 
@@ -92,7 +101,8 @@ impl Arena {
     /// The arena in `mapping`, seen from `end`.
     pub fn new(mapping: Arc<dyn Mapping>, layout: &Opened, end: End) -> Result<Self, LayoutError> {
         check_layout(layout)?;
-        let part = |at: usize, len: usize| MappedRange::new(mapping.clone(), at, len).ok_or(LayoutError(*layout));
+        let part =
+            |at: usize, len: usize| MappedRange::new(mapping.clone(), at, len).ok_or(LayoutError(*layout));
         let header = part(0, ARENA_HEADER_BYTES)?;
         let ring = |which, at, bytes: u64| {
             part(at, bytes as usize).map(|data| ArenaRing { header: header.clone(), data, which })

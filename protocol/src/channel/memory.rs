@@ -91,7 +91,11 @@ impl MappedRange {
     }
 
     fn check(&self, at: usize, len: usize) {
-        assert!(at.checked_add(len).is_some_and(|end| end <= self.len), "{len} bytes at {at} of {}", self.len);
+        assert!(
+            at.checked_add(len).is_some_and(|end| end <= self.len),
+            "{len} bytes at {at} of {}",
+            self.len
+        );
     }
 }
 

@@ -4,6 +4,7 @@ use crate::Channel;
 use crate::stream::poll_for;
 use ferry_protocol::channel::Broken;
 use ferry_protocol::channel::arena::{Arena, End, default_layout};
+use ferry_protocol::channel::memory::Mapping;
 use ferry_protocol::channel::ring::{Doorbell, Side, halves};
 use ferry_protocol::hello::Opened;
 use memmap2::{MmapOptions, MmapRaw};
@@ -46,9 +47,29 @@ pub fn make() -> io::Result<Shared> {
     let memory = memfd_create("ferry-arena", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
     let file = File::from(memory);
     file.set_len(layout.arena_bytes)?;
-    fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL))?;
-    let event = || EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map(OwnedFd::from);
+    fcntl(
+        &file,
+        FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL),
+    )?;
     Ok(Shared { memory: file.into(), host_event: event()?, guest_event: event()?, layout })
+}
+
+/// A new eventfd, at 0.
+pub fn event() -> io::Result<OwnedFd> {
+    Ok(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?.into())
+}
+
+/// Adds one to an eventfd, which wakes whoever polls it.
+pub fn notify(event: &impl AsFd) {
+    // A counter that is full wakes as well.
+    let _ = nix::unistd::write(event, &1u64.to_ne_bytes());
+}
+
+/// Sets an eventfd back to 0.
+pub fn reset(event: &impl AsFd) {
+    let mut count = [0; 8];
+    // At 0 already: nothing to read.
+    let _ = nix::unistd::read(event, &mut count);
 }
 
 /// Maps an arena that the other side made. Its size must be sealed, or the other side could shrink it and kill us.
@@ -64,7 +85,7 @@ pub fn map(memory: &OwnedFd, layout: &Opened) -> io::Result<MmapRaw> {
 /// One side of the session in `mapping`. `own` wakes this side, `peer` the other one; `socket` ends when the other side
 /// does.
 pub fn channel(
-    mapping: MmapRaw,
+    mapping: Arc<dyn Mapping>,
     layout: &Opened,
     end: End,
     (own, peer): (OwnedFd, OwnedFd),
@@ -72,7 +93,7 @@ pub fn channel(
     counters: Arc<Counters>,
 ) -> io::Result<Channel> {
     let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-    let arena = Arena::new(Arc::new(mapping), layout, end).map_err(invalid)?;
+    let arena = Arena::new(mapping, layout, end).map_err(invalid)?;
     socket.set_nonblocking(true)?;
     let event = |fd: OwnedFd| {
         // A blocking counter would hang a side that finds it empty.
@@ -92,15 +113,10 @@ struct EventDoorbell {
     counters: Arc<Counters>,
 }
 
-fn add_one(event: &File) {
-    // A counter that is full wakes as well.
-    let _ = nix::unistd::write(event, &1u64.to_ne_bytes());
-}
-
 impl Doorbell for EventDoorbell {
     fn ring(&self) {
         self.counters.doorbells.fetch_add(1, Ordering::Relaxed);
-        add_one(&self.peer);
+        notify(&self.peer);
     }
 
     fn block(&self, timeout: Option<Duration>) -> Result<(), Broken> {
@@ -111,14 +127,13 @@ impl Doorbell for EventDoorbell {
             [PollFd::new(self.own.as_fd(), PollFlags::POLLIN), PollFd::new(self.socket.as_fd(), watched)];
         poll_for(&mut fds, timeout)?;
         if fds[0].any().unwrap_or(false) {
-            let mut count = [0; 8];
-            let _ = nix::unistd::read(&self.own, &mut count);
+            reset(&self.own);
             return Ok(());
         }
         if fds[1].any().unwrap_or(false) { Err(Broken::Closed) } else { Ok(()) }
     }
 
     fn nudge(&self) {
-        add_one(&self.own);
+        notify(&self.own);
     }
 }

@@ -7,8 +7,8 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
-/// Descriptors that may come with one frame.
-pub const FDS_MAX: usize = 3;
+/// Descriptors that may come with one frame: an arena and two events, or two events and the files behind a VM's RAM.
+pub const FDS_MAX: usize = 16;
 
 /// Why a frame could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -20,8 +20,8 @@ pub enum FrameError {
     #[error("the other side closed the connection")]
     Closed,
     /// More bytes than any message of the handshake has.
-    #[error("a frame of {0} bytes, at most {HANDSHAKE_PAYLOAD_BYTES_MAX} are allowed")]
-    TooLarge(u32),
+    #[error("a frame of {0} bytes, at most {1} are allowed")]
+    TooLarge(u32, usize),
 }
 
 /// Writes a frame. A peer that went away is an error, not a signal.
@@ -52,8 +52,16 @@ fn no_signal() -> MsgFlags {
     MsgFlags::empty()
 }
 
-/// Reads a frame and not a byte more.
-pub fn read(stream: &UnixStream) -> Result<(Header, Vec<u8>, Vec<OwnedFd>), FrameError> {
+/// A frame and what came with it.
+pub type Frame = (Header, Vec<u8>, Vec<OwnedFd>);
+
+/// Reads a frame of the handshake and not a byte more.
+pub fn read(stream: &UnixStream) -> Result<Frame, FrameError> {
+    read_up_to(stream, HANDSHAKE_PAYLOAD_BYTES_MAX)
+}
+
+/// Reads a frame of at most `payload_max` bytes of payload and not a byte more.
+pub fn read_up_to(stream: &UnixStream, payload_max: usize) -> Result<Frame, FrameError> {
     let mut header = [0; HEADER_BYTES];
     let (mut filled, fds) = receive(stream, &mut header)?;
     while filled < HEADER_BYTES {
@@ -63,8 +71,8 @@ pub fn read(stream: &UnixStream) -> Result<(Header, Vec<u8>, Vec<OwnedFd>), Fram
         }
     }
     let header: Header = bytemuck::pod_read_unaligned(&header);
-    if header.payload_len as usize > HANDSHAKE_PAYLOAD_BYTES_MAX {
-        return Err(FrameError::TooLarge(header.payload_len));
+    if header.payload_len as usize > payload_max {
+        return Err(FrameError::TooLarge(header.payload_len, payload_max));
     }
     let mut payload = vec![0; header.payload_len as usize];
     match (&*stream).read_exact(&mut payload) {

@@ -45,7 +45,10 @@ impl Waiter for StreamWaiter {
         let mut events = PollFlags::empty();
         events.set(PollFlags::POLLIN, interest.records);
         events.set(PollFlags::POLLOUT, interest.space);
-        let mut fds = [PollFd::new(self.socket.as_fd(), events), PollFd::new(self.nudge_read.as_fd(), PollFlags::POLLIN)];
+        let mut fds = [
+            PollFd::new(self.socket.as_fd(), events),
+            PollFd::new(self.nudge_read.as_fd(), PollFlags::POLLIN),
+        ];
         poll_for(&mut fds, timeout)?;
         if fds[1].any().unwrap_or(false) {
             let mut bytes = [0; 64];

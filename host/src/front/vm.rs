@@ -1,0 +1,255 @@
+//! One virtual machine: its virtio-gpu device on one side, workers on the other.
+//!
+//! A session's worker gets the files behind the VM's RAM and where in them the session's arena lies, and two eventfds.
+//! Its connection to the front carries that one message; after it, its end says that the other side is gone.
+//!
+//! ```text
+//!  guest ── EXECBUFFER ─▶ device ─▶ doorbell ── host_event ──▶ worker
+//!  guest ◀── fence ────── device ◀─ watcher ◀── guest_event ── worker
+//! ```
+
+use super::handshake;
+use super::link::{Supervisor, WorkerRequest};
+use crate::gpu::server::Server;
+use crate::gpu::{
+    Backing, ContextId, Contexts, Device, Extent, Limits, Refusal, ResourceId, SessionGone, SessionId,
+    Wakeups,
+};
+use bytemuck::{Pod, Zeroable};
+use ferry_protocol::calls::CallCode;
+use ferry_protocol::channel::arena::check_layout;
+use ferry_protocol::cursor::{Cursor, CursorError};
+use ferry_protocol::frame::{HEADER_BYTES, Header};
+use ferry_protocol::hello::{Open, Opened, Transport};
+use ferry_protocol::ids::StreamId;
+use ferry_protocol::{VERSION_MAX, VERSION_MIN};
+use ferry_unix::{arena, frames};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::collections::HashMap;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// A worker that is told to end gets this long to do it by itself, and to say what it counted.
+const GRACE: Duration = Duration::from_millis(300);
+/// How often a worker that does not end is killed again, and complained about.
+const KILL_AGAIN: Duration = Duration::from_secs(1);
+
+/// An arena's extents: 24 MiB in single pages are 6144.
+const ARENA_EXTENTS_MAX: usize = 1 << 16;
+/// Bytes of the message that tells a worker of them.
+pub const ARENA_MESSAGE_BYTES_MAX: usize =
+    size_of::<ArenaHeader>() + ARENA_EXTENTS_MAX * size_of::<ExtentRecord>();
+
+/// Serves one VM after the other at `listener`.
+pub fn serve(listener: UnixListener, welcome: Vec<u8>, supervisor: Supervisor) -> anyhow::Result<()> {
+    let wakeups = Wakeups::new();
+    let workers = Workers { welcome, supervisor, wakeups: wakeups.clone(), sessions: HashMap::new() };
+    let device = Device::new(Box::new(workers), wakeups, Limits::default(), VERSION_MIN..=VERSION_MAX)?;
+    Server::from_listener(listener, Arc::new(Mutex::new(device))).run()
+}
+
+/// What a worker is told of its arena; two eventfds and the files come with it.
+#[derive(Debug)]
+pub struct ArenaMessage {
+    /// Where the rings lie.
+    pub layout: Opened,
+    /// Where the arena lies in the files.
+    pub extents: Vec<Extent>,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct ArenaHeader {
+    layout: Opened,
+    extents: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct ExtentRecord {
+    offset: u64,
+    len: u64,
+    file: u32,
+    reserved: u32,
+}
+
+impl ArenaMessage {
+    fn encode(&self) -> Vec<u8> {
+        let header = ArenaHeader { layout: self.layout, extents: self.extents.len() as u64 };
+        let record = |&Extent { file, offset, len }: &Extent| ExtentRecord { offset, len, file, reserved: 0 };
+        let records: Vec<ExtentRecord> = self.extents.iter().map(record).collect();
+        [bytemuck::bytes_of(&header), bytemuck::cast_slice(&records)].concat()
+    }
+
+    /// Reads what the front wrote.
+    pub fn decode(bytes: &[u8]) -> Result<Self, CursorError> {
+        let mut cursor = Cursor::new(bytes);
+        let header: ArenaHeader = cursor.value("an arena")?;
+        let records: Vec<ExtentRecord> = cursor.values(header.extents as usize, "the extents of an arena")?;
+        cursor.finish()?;
+        let extent = |r: ExtentRecord| Extent { file: r.file, offset: r.offset, len: r.len };
+        Ok(Self { layout: header.layout, extents: records.into_iter().map(extent).collect() })
+    }
+}
+
+/// The device's sessions and their workers.
+struct Workers {
+    welcome: Vec<u8>,
+    supervisor: Supervisor,
+    wakeups: Wakeups,
+    sessions: HashMap<SessionId, Worker>,
+}
+
+/// A session's worker, seen from here.
+struct Worker {
+    connection: UnixStream,
+    host_event: OwnedFd,
+    gone: Arc<Gone>,
+}
+
+/// Whether a worker is gone: the kernel closes its end of the connection after its memory is unmapped.
+#[derive(Default)]
+struct Gone {
+    flag: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Gone {
+    fn set(&self) {
+        *self.flag.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    fn wait(&self, timeout: Duration) -> bool {
+        let flag = self.flag.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(flag, timeout, |gone| !*gone);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+impl Contexts for Workers {
+    fn control(&mut self, _: ContextId, request: &[u8]) -> Vec<u8> {
+        let Some((header, payload)) = request.split_at_checked(HEADER_BYTES) else { return Vec::new() };
+        let answer = handshake::answer(bytemuck::pod_read_unaligned(header), payload, &self.welcome);
+        if let Some(text) = answer.rejected {
+            tracing::warn!("a guest was turned away: {text}");
+        }
+        let header = Header { payload_len: answer.payload.len() as u32, ..answer.header };
+        [bytemuck::bytes_of(&header), &answer.payload].concat()
+    }
+
+    fn open(
+        &mut self,
+        _: ContextId,
+        session: SessionId,
+        message: &[u8],
+        arena: Backing,
+    ) -> Result<(), Refusal> {
+        let (open, layout) = parse_open(message, arena.bytes)?;
+        if arena.extents.len() > ARENA_EXTENTS_MAX {
+            return Err(Refusal(format!("an arena in {} pieces", arena.extents.len())));
+        }
+        let refusal = |error: std::io::Error| Refusal(format!("cannot start a worker: {error}"));
+        let (connection, theirs) = UnixStream::pair().map_err(refusal)?;
+        let (host_event, guest_event) = (arena::event().map_err(refusal)?, arena::event().map_err(refusal)?);
+        let request = WorkerRequest { session: session.0, open_seq: 0, open };
+        self.supervisor.start(&request, &theirs).map_err(refusal)?;
+        drop(theirs);
+        let mut fds = vec![host_event.as_raw_fd(), guest_event.as_raw_fd()];
+        fds.extend(arena.files.iter().map(|file| file.as_raw_fd()));
+        let told = ArenaMessage { layout, extents: arena.extents }.encode();
+        let header = Header::request(CallCode::OPEN, StreamId::SESSION, 0);
+        frames::write(&connection, header, &told, &fds).map_err(refusal)?;
+        let gone = Arc::new(Gone::default());
+        self.watch(session, &connection, guest_event, gone.clone()).map_err(refusal)?;
+        self.sessions.insert(session, Worker { connection, host_event, gone });
+        Ok(())
+    }
+
+    fn add_region(&mut self, _: SessionId, _: ResourceId, _: Backing) -> Result<(), Refusal> {
+        Err(Refusal("regions besides the arena are not served yet".to_owned()))
+    }
+
+    fn release(&mut self, _: SessionId, _: ResourceId) -> Result<(), SessionGone> {
+        // No region was ever added.
+        Ok(())
+    }
+
+    fn doorbell(&mut self, session: SessionId) {
+        if let Some(worker) = self.sessions.get(&session) {
+            arena::notify(&worker.host_event);
+        }
+    }
+
+    fn close(&mut self, session: SessionId) {
+        let Some(worker) = self.sessions.remove(&session) else { return };
+        // Its end of the connection is what a worker goes by. The file behind the arena stays mapped until it is gone.
+        let _ = worker.connection.shutdown(Shutdown::Write);
+        let mut patience = GRACE;
+        while !worker.gone.wait(patience) {
+            if patience != GRACE {
+                // The guest's kernel must not have these pages back: better that it waits.
+                tracing::error!("the worker of session {} does not end", session.0);
+            }
+            if let Err(error) = self.supervisor.kill(session.0) {
+                tracing::error!("cannot have the worker of session {} killed: {error}", session.0);
+            }
+            patience = KILL_AGAIN;
+        }
+    }
+}
+
+impl Workers {
+    /// Hears a worker: passes its wake-ups on to the guest, and notes its end.
+    fn watch(
+        &self,
+        session: SessionId,
+        connection: &UnixStream,
+        guest_event: OwnedFd,
+        gone: Arc<Gone>,
+    ) -> std::io::Result<()> {
+        let (connection, wakeups) = (connection.try_clone()?, self.wakeups.clone());
+        let name = format!("session-{}", session.0);
+        std::thread::Builder::new().name(name).spawn(move || {
+            loop {
+                let mut fds = [
+                    PollFd::new(guest_event.as_fd(), PollFlags::POLLIN),
+                    PollFd::new(connection.as_fd(), PollFlags::POLLIN),
+                ];
+                // An interruption: look again.
+                let _ = poll(&mut fds, PollTimeout::NONE);
+                if fds[0].any().unwrap_or(false) {
+                    arena::reset(&guest_event);
+                    wakeups.signal(session);
+                } else if fds[1].any().unwrap_or(false) {
+                    break;
+                }
+            }
+            gone.set();
+            wakeups.lost(session);
+        })?;
+        Ok(())
+    }
+}
+
+/// What comes with a guest's OPEN: how it wants to speak, and how it lays out its arena.
+fn parse_open(message: &[u8], arena_bytes: u64) -> Result<(Open, Opened), Refusal> {
+    let mut cursor = Cursor::new(message);
+    let mut parse = || -> Result<(Open, Opened), CursorError> {
+        let open = (cursor.value("an OPEN")?, cursor.value("the layout of an arena")?);
+        cursor.clone().finish()?;
+        Ok(open)
+    };
+    let (open, layout) = parse().map_err(|error| Refusal(error.to_string()))?;
+    if open.transport != Transport::VIRTGPU {
+        return Err(Refusal(format!("transport {} over virtio-gpu", open.transport.0)));
+    }
+    check_layout(&layout).map_err(|error| Refusal(error.to_string()))?;
+    if layout.arena_bytes > arena_bytes {
+        return Err(Refusal(format!("an arena of {arena_bytes} bytes laid out as {}", layout.arena_bytes)));
+    }
+    Ok((open, layout))
+}

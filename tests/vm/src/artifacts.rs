@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use nix::fcntl::{Flock, FlockArg};
 
+use crate::cargo;
+
 /// Environment variable that names the folder.
 pub const ARTIFACTS_ENV: &str = "FERRY_ARTIFACTS";
 
@@ -22,8 +24,8 @@ impl Artifacts {
     /// If it cannot be created.
     pub fn open() -> Result<Self> {
         match std::env::var_os(ARTIFACTS_ENV) {
-            Some(root) => Self::at(PathBuf::from(root)),
-            None => Self::at(target_dir().join("artifacts")),
+            Some(root) => Self::at(root),
+            None => Self::at(cargo::target_dir().join("artifacts")),
         }
     }
 
@@ -82,22 +84,6 @@ impl Artifacts {
         let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
         Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error.into())
     }
-}
-
-/// The folder that cargo builds this workspace into.
-pub(crate) fn target_dir() -> PathBuf {
-    match std::env::var_os("CARGO_TARGET_DIR") {
-        Some(dir) => PathBuf::from(dir),
-        None => workspace_root().join("target"),
-    }
-}
-
-/// The checkout that this crate was built from.
-pub(crate) fn workspace_root() -> PathBuf {
-    let mut root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    root.pop();
-    root.pop();
-    root
 }
 
 #[cfg(test)]

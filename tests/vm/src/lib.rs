@@ -21,6 +21,7 @@
 
 mod agent;
 mod artifacts;
+pub mod cargo;
 mod command;
 mod cpio;
 mod debian;

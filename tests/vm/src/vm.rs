@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::command::{GuestCommand, pull, push};
 use crate::debian::Debian;
 use crate::modules::Modules;
-use crate::{Agent, Artifacts, Guarded, Initramfs, Kernel, KernelVersion, Qemu, artifacts};
+use crate::{Agent, Artifacts, Guarded, Initramfs, Kernel, KernelVersion, Qemu, cargo};
 
 /// How long a boot may take unless the builder says otherwise; five seconds is usual on two idle cores.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
@@ -195,7 +195,11 @@ impl VmBuilder {
         let gpu = self.gpu_driver.then_some(GPU_MODULE);
         let modules: Vec<_> = MODULES.into_iter().chain(gpu).collect();
         let modules = Modules::open(&kernel.modules_dir)?.resolve(&modules)?;
-        let mut root = Initramfs::new(&busybox.join("bin/busybox"), &agent_program()?, modules)?;
+        let mut root = Initramfs::new(
+            &busybox.join("bin/busybox"),
+            &cargo::binary("ferry-vm-agent", "ferry-vm-agent")?,
+            modules,
+        )?;
         root.libraries_of(&self.programs)?;
         for (host, path) in &self.files {
             root.copy(host, path)?;
@@ -268,17 +272,6 @@ impl VmBuilder {
 /// A path as a value in one of QEMU's comma-separated options.
 fn option_path(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
-}
-
-/// The agent, built by cargo unless it is up to date.
-fn agent_program() -> Result<PathBuf> {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(["build", "--quiet", "--release", "--package", "ferry-vm-agent", "--bin", "ferry-vm-agent"]);
-    let output = command.current_dir(artifacts::workspace_root()).output().context("cannot run cargo")?;
-    if !output.status.success() {
-        bail!("cannot build the guest's agent:\n{}", String::from_utf8_lossy(&output.stderr));
-    }
-    Ok(artifacts::target_dir().join("release/ferry-vm-agent"))
 }
 
 /// Takes QEMU's connection for the agent's port.

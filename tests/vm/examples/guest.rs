@@ -1,6 +1,6 @@
 //! Runs one command line in a fresh guest: to try something by hand.
 //!
-//!     cargo run -p ferry-vm --example guest -- --share DIR --runs DIR/PROGRAM 'DIR/PROGRAM --help'
+//!     cargo run -p ferry-vm --example guest -- --share-programs DIR 'DIR/PROGRAM --help'
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -36,9 +36,9 @@ struct Options {
     /// Shows a file as a disk, with a link to it under the file's name in /mnt
     #[arg(long, value_name = "FILE")]
     disk: Vec<PathBuf>,
-    /// Puts this program's libraries into the guest
-    #[arg(long, value_name = "PROGRAM")]
-    runs: Vec<PathBuf>,
+    /// Shows a folder of programs, with the libraries that they need
+    #[arg(long, value_name = "DIR")]
+    share_programs: Vec<PathBuf>,
     /// Prints the guest's console at the end
     #[arg(long)]
     console: bool,
@@ -52,7 +52,8 @@ fn main() -> anyhow::Result<()> {
     let mut builder = Vm::builder().kernel(kernel).memory_mib(options.memory_mib).cpus(options.cpus);
     builder = builder.shared_memory(!options.private_memory);
     builder = options.share.into_iter().fold(builder, |builder, folder| builder.share(folder));
-    builder = options.runs.into_iter().fold(builder, |builder, program| builder.runs(program));
+    builder =
+        options.share_programs.into_iter().fold(builder, |builder, folder| builder.share_programs(folder));
     for file in options.disk {
         let name = file.file_name().map(|name| format!("/mnt/{}", name.to_string_lossy()));
         builder = builder.disk(&file, &name.unwrap_or_default());

@@ -1,11 +1,12 @@
 //! The shared libraries that programs need: what `ldd` says, without running anything.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, FileHeader64};
+use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, ELFMAG, FileHeader64};
 use object::read::elf::{Dyn, FileHeader, ProgramHeader};
 use object::{Endianness, elf::PT_INTERP};
 
@@ -42,6 +43,28 @@ pub fn closure(files: &[PathBuf]) -> Result<BTreeSet<PathBuf>> {
         found.extend(needs.interpreter);
     }
     Ok(found)
+}
+
+/// The programs and libraries that lie in `folder`.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
+        let path = entry?.path();
+        // Links lead to files beside them or to nothing of ours.
+        if path.is_file() && !path.is_symlink() && is_elf(&path)? {
+            files.push(path);
+        }
+    }
+    Ok(files)
+}
+
+fn is_elf(path: &Path) -> Result<bool> {
+    let mut magic = Vec::new();
+    File::open(path)?.take(ELFMAG.len() as u64).read_to_end(&mut magic)?;
+    Ok(magic == ELFMAG)
 }
 
 /// Finds a library as the loader would for `user`.

@@ -25,6 +25,7 @@ pub mod cargo;
 mod command;
 mod cpio;
 mod debian;
+pub mod demo;
 mod elf;
 mod initramfs;
 mod kernel;

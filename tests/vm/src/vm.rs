@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::command::{GuestCommand, pull, push};
 use crate::debian::Debian;
 use crate::modules::Modules;
-use crate::{Agent, Artifacts, Guarded, Initramfs, Kernel, KernelVersion, Qemu, cargo};
+use crate::{Agent, Artifacts, Guarded, Initramfs, Kernel, KernelVersion, Qemu, cargo, elf};
 
 /// How long a boot may take unless the builder says otherwise; five seconds is usual on two idle cores.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
@@ -47,6 +47,7 @@ pub struct VmBuilder {
     shares: Vec<PathBuf>,
     disks: Vec<(PathBuf, String)>,
     programs: Vec<PathBuf>,
+    program_folders: Vec<PathBuf>,
     files: Vec<(PathBuf, String)>,
     kernel_arguments: String,
     qemu_arguments: Vec<String>,
@@ -66,6 +67,7 @@ impl Default for VmBuilder {
             shares: Vec::new(),
             disks: Vec::new(),
             programs: Vec::new(),
+            program_folders: Vec::new(),
             files: Vec::new(),
             kernel_arguments: String::new(),
             qemu_arguments: Vec::new(),
@@ -138,6 +140,13 @@ impl VmBuilder {
         self
     }
 
+    /// Shows a folder of programs and libraries, with what they need from outside it.
+    pub fn share_programs(mut self, folder: impl Into<PathBuf>) -> Self {
+        let folder = folder.into();
+        self.program_folders.push(folder.clone());
+        self.share(folder)
+    }
+
     /// Copies a file of the host to `path` in the guest before it boots.
     pub fn file(mut self, host: impl Into<PathBuf>, path: &str) -> Self {
         self.files.push((host.into(), path.to_owned()));
@@ -200,7 +209,11 @@ impl VmBuilder {
             &cargo::binary("ferry-vm-agent", "ferry-vm-agent")?,
             modules,
         )?;
-        root.libraries_of(&self.programs)?;
+        let mut programs = self.programs.clone();
+        for folder in &self.program_folders {
+            programs.extend(elf::files_in(folder)?);
+        }
+        root.libraries_of(&programs)?;
         for (host, path) in &self.files {
             root.copy(host, path)?;
         }

@@ -45,6 +45,7 @@ impl Debian {
         let ready = debian.root.join("updated");
         if !ready.exists() {
             fs::write(debian.sources(), debian.sources_text()?)?;
+            fs::write(debian.root.join("status"), "")?;
             debian.update()?;
             fs::write(ready, "")?;
         }
@@ -88,8 +89,7 @@ impl Debian {
         Ok(())
     }
 
-    /// The packages, as `name=version`, that an installation of `package` from the backports would bring to
-    /// this machine.
+    /// The packages, as `name=version`, that `package` from the backports needs, down to libc.
     ///
     /// # Errors
     /// Those of apt.
@@ -145,6 +145,8 @@ impl Debian {
             ("Dir::State::lists", self.root.join("lists").as_os_str()),
             ("Dir::Cache", self.root.as_os_str()),
             // A user other than root may not use the machine's lock, and root need not drop its rights.
+            // As though nothing were installed: what is fetched is the same on every machine.
+            ("Dir::State::status", self.root.join("status").as_os_str()),
             ("Debug::NoLocking", OsStr::new("1")),
             ("APT::Sandbox::User", OsStr::new("root")),
         ] {

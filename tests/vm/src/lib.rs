@@ -11,8 +11,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Everything comes as packages from the Debian mirror that the machine's apt knows, unpacked below the
-//! artifacts folder: nothing is installed and no root is needed. The guest boots from an initramfs that is
+//! Kernels, busybox and QEMU come as packages from the Debian mirror that the machine's apt knows, unpacked
+//! below the artifacts folder: nothing is installed and no root is needed. The guest boots from an initramfs that is
 //! built here: busybox, the kernel modules it needs, the shared libraries of the programs it will run, and a
 //! small agent that the harness talks to over a virtio-serial port. Folders of the host appear in the guest
 //! read-only *under the same path*, so that run paths and configuration mean the same on both sides.

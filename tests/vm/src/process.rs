@@ -110,7 +110,10 @@ fn watch(mut command: Command, started: &Sender<io::Result<Pid>>, end: &End) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use std::io::{BufRead, BufReader};
     use std::path::Path;
+    use std::time::Instant;
 
     fn sleeper() -> Guarded {
         let mut command = Command::new("sleep");
@@ -135,6 +138,35 @@ mod tests {
         let status = child.wait(Duration::from_secs(10)).expect("SIGTERM ends sleep");
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(15));
         assert_eq!(child.status(), Some(status));
+    }
+
+    /// Not a test of its own: the process that the next one kills.
+    #[test]
+    #[ignore = "run by a_killed_test_takes_its_children_along"]
+    fn parent_that_waits_to_be_killed() {
+        let child = sleeper();
+        println!("child {}", child.pid());
+        child.wait(Duration::from_secs(60));
+    }
+
+    #[test]
+    fn a_killed_test_takes_its_children_along() {
+        let mut parent = Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "--nocapture", "process::tests::parent_that_waits_to_be_killed"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(parent.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let pid =
+            lines.find_map(|line| Some(line.split_once("child ")?.1.to_owned())).expect("it says its child");
+        parent.kill().unwrap();
+        parent.wait().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        // Nobody may reap it here, so a zombie is dead enough.
+        while fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
+            assert!(Instant::now() < deadline, "the child {pid} outlived its parent");
+            thread::sleep(POLL);
+        }
     }
 
     #[test]

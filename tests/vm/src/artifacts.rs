@@ -18,15 +18,16 @@ pub struct Artifacts {
 }
 
 impl Artifacts {
-    /// The folder named by `FERRY_ARTIFACTS`, or `target/artifacts` of this checkout.
+    /// `vm` in the folder named by `FERRY_ARTIFACTS`, or else in `target/artifacts` of this checkout.
     ///
     /// # Errors
     /// If it cannot be created.
     pub fn open() -> Result<Self> {
-        match std::env::var_os(ARTIFACTS_ENV) {
-            Some(root) => Self::at(root),
-            None => Self::at(cargo::target_dir().join("artifacts")),
-        }
+        let root = match std::env::var_os(ARTIFACTS_ENV) {
+            Some(root) => cargo::workspace_root().join(root),
+            None => cargo::target_dir().join("artifacts"),
+        };
+        Self::at(root.join("vm"))
     }
 
     /// The folder `root`.

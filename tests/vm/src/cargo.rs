@@ -42,7 +42,7 @@ pub fn target_dir() -> PathBuf {
 }
 
 /// The checkout that this crate was built from.
-fn workspace_root() -> &'static Path {
+pub(crate) fn workspace_root() -> &'static Path {
     // `tests/vm` lies two folders deep.
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new("/"))
 }

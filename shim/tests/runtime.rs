@@ -1,13 +1,10 @@
 //! The shim against a real Objective-C runtime: GCC's, with a model of Metal's class hierarchy.
 #![cfg(target_os = "linux")]
 
-#[path = "fixture/mod.rs"]
-mod fixture;
-
 use ferry_shim_contract::status::State;
 use ferry_shim_contract::token::Token;
 use ferry_shim_contract::{BUILD_LENGTH_MAX, DEVICE_CLASS, DEVICE_NAME, EXIT_NOT_INSTALLED, guest_build};
-use fixture::{Fixture, Outcome, Run, shim};
+use ferry_shim_fixture::{Fixture, Outcome, Run, shim};
 
 const STOCK: &str = "families 1001 1005 2001 3001 3003";
 const RAISED: &str = "families 1001 1005 1006 1007 2001 3001 3003";

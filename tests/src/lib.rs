@@ -1,1 +1,20 @@
-//! What the tests on real things share.
+//! What the demonstration, the suite and the tests on real things share.
+//!
+//! - [`artifacts`]: the pinned things of others (llama.cpp, a model), fetched, checked and built;
+//! - [`process`]: children that cannot outlive us, with captured output and deadlines;
+//! - [`daemon`], [`llama`]: `ferryd` and llama.cpp's programs as the tests use them;
+//! - [`demo`], [`suite`]: what `cargo demo` and `cargo suite` do.
+
+pub mod artifacts;
+pub mod bench;
+pub mod checkout;
+pub mod daemon;
+pub mod demo;
+pub mod interrupt;
+pub mod llama;
+pub mod process;
+pub mod procfs;
+pub mod programs;
+pub mod progress;
+pub mod suite;
+mod sys;

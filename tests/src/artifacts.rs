@@ -1,0 +1,174 @@
+//! The store of things that the tests run but this project did not make: llama.cpp and a model.
+//!
+//! `artifacts.toml` pins them. Each is fetched by its registry's ordinary client, checked against its
+//! hash, unpacked and built, once: everything is made under a temporary name and renamed when whole, a
+//! compilation resumes where it was interrupted, and one lock keeps two processes from doing it twice.
+//! The store is `target/artifacts`, or the folder that `FERRY_ARTIFACTS` names (worktrees may share one).
+
+mod build;
+mod fetch;
+mod system;
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use nix::fcntl::{Flock, FlockArg};
+use serde::Deserialize;
+
+pub use build::LlamaBuild;
+
+use crate::checkout;
+
+/// One pinned thing.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct Pin {
+    version: String,
+    client: Client,
+    package: String,
+    package_version: String,
+    /// The name under which the client stores the package's file.
+    file: String,
+    sha256: String,
+    /// The part of the package that we want: a folder or a file.
+    inside: String,
+}
+
+/// Who fetches it.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Client {
+    Pip,
+    Cargo,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct Manifest {
+    llama: Pin,
+    llama_next: Pin,
+    model: Pin,
+}
+
+impl Manifest {
+    fn load() -> Result<Self> {
+        toml::from_str(include_str!("../artifacts.toml")).context("reading artifacts.toml")
+    }
+}
+
+/// The opened store. What it hands out is whole and checked.
+#[derive(Debug)]
+pub struct Store {
+    root: PathBuf,
+    manifest: Manifest,
+}
+
+impl Store {
+    /// Opens the store, making its folder if need be. Fetches nothing yet.
+    pub fn open() -> Result<Self> {
+        let root = match std::env::var_os("FERRY_ARTIFACTS") {
+            Some(dir) => checkout::root().join(dir),
+            None => checkout::target().join("artifacts"),
+        };
+        fs::create_dir_all(&root).with_context(|| format!("making the artifact store {}", root.display()))?;
+        Ok(Self { root, manifest: Manifest::load()? })
+    }
+
+    /// The model's GGUF file.
+    pub fn model(&self) -> Result<PathBuf> {
+        let _lock = self.lock()?;
+        self.unpacked(&self.manifest.model)
+    }
+
+    /// llama.cpp b10605 with plain CPU kernels, its programs and the RPC back-end.
+    pub fn llama(&self) -> Result<LlamaBuild> {
+        self.built(&self.manifest.llama, &build::LLAMA)
+    }
+
+    /// The same CPU back-end with weight repacking, beside the same programs.
+    pub fn llama_repacked(&self) -> Result<LlamaBuild> {
+        let plain = self.llama()?;
+        let repacked = self.built(&self.manifest.llama, &build::LLAMA_REPACKED)?;
+        build::link_missing(&plain.bin, &repacked.bin)?;
+        Ok(repacked)
+    }
+
+    /// llama.cpp's libraries with ggml 0.26, whose back-end API is 3. No programs.
+    pub fn llama_next(&self) -> Result<LlamaBuild> {
+        self.built(&self.manifest.llama_next, &build::LLAMA_NEXT)
+    }
+
+    fn built(&self, pin: &Pin, recipe: &build::Recipe) -> Result<LlamaBuild> {
+        let _lock = self.lock()?;
+        let source = self.unpacked(pin)?;
+        build::ensure(&self.root, &source, &pin.sha256, recipe)
+    }
+
+    /// The wanted part of a package, fetched and unpacked if it was not yet.
+    fn unpacked(&self, pin: &Pin) -> Result<PathBuf> {
+        let whole = self.root.join("source").join(format!("{}-{}", pin.version, &pin.sha256[..8]));
+        if !whole.exists() {
+            let package = fetch::package(&self.root, pin)?;
+            replace_dir(&whole, |temporary| fetch::unpack(&package, temporary))?;
+        }
+        Ok(whole.join(&pin.inside))
+    }
+
+    /// Held while something is fetched or built; freed by the kernel should we be killed.
+    fn lock(&self) -> Result<Flock<File>> {
+        let path = self.root.join("lock");
+        let open = || File::create(&path).with_context(|| format!("creating {}", path.display()));
+        if let Ok(lock) = Flock::lock(open()?, FlockArg::LockExclusiveNonblock) {
+            return Ok(lock);
+        }
+        eprintln!("  waiting for another process that fills {} …", self.root.display());
+        loop {
+            if let Ok(lock) = Flock::lock(open()?, FlockArg::LockExclusiveNonblock) {
+                return Ok(lock);
+            }
+            crate::interrupt::check()?;
+            std::thread::sleep(std::time::Duration::from_millis(200));
+        }
+    }
+}
+
+/// Makes the folder `path` out of nothing or not at all: `fill` gets a temporary name beside it.
+fn replace_dir(path: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let temporary = path.with_extension("partial");
+    for leftover in [&temporary, path] {
+        if leftover.exists() {
+            fs::remove_dir_all(leftover).with_context(|| format!("removing {}", leftover.display()))?;
+        }
+    }
+    fs::create_dir_all(&temporary).with_context(|| format!("making {}", temporary.display()))?;
+    fill(&temporary)?;
+    fs::rename(&temporary, path).with_context(|| format!("moving {} into place", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_manifest_pins_what_the_store_needs() {
+        let manifest = Manifest::load().unwrap();
+        for pin in [&manifest.llama, &manifest.llama_next, &manifest.model] {
+            assert_eq!(pin.sha256.len(), 64, "{}", pin.package);
+            assert!(pin.file.contains(&pin.package_version), "{}", pin.package);
+        }
+    }
+
+    #[test]
+    fn a_folder_appears_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("thing");
+        let half = replace_dir(&path, |temporary| {
+            fs::write(temporary.join("half"), "")?;
+            anyhow::bail!("the network went away")
+        });
+        assert!(half.is_err() && !path.exists());
+        replace_dir(&path, |temporary| Ok(fs::write(temporary.join("whole"), "")?)).unwrap();
+        assert!(path.join("whole").exists() && !path.join("half").exists());
+    }
+}

@@ -1,0 +1,135 @@
+//! `ferryd` as a test uses it: on a socket of its own, gone when the guard is dropped.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use tempfile::TempDir;
+
+use crate::process::{self, Running};
+use crate::{checkout, interrupt, procfs};
+
+/// From spawn to a socket that accepts; loading a CPU back-end takes a fraction of it.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// From SIGTERM to the end, workers included.
+const STOP_PATIENCE: Duration = Duration::from_secs(5);
+/// From the client's end to the worker's line of statistics.
+const STATS_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What a worker says of its session when that ends.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Session {
+    /// The guest process.
+    pub client_pid: i32,
+    /// The worker that served it.
+    pub worker_pid: i32,
+    /// Executions of graphs.
+    pub graphs: u64,
+    /// Nodes of graphs executed.
+    pub nodes: u64,
+}
+
+/// A running daemon and its folder.
+#[derive(Debug)]
+pub struct Daemon {
+    running: Running,
+    dir: TempDir,
+}
+
+/// The daemon's command line: back-end from `ggml_dir`, everything else in `dir`.
+pub fn command(ggml_dir: &Path, dir: &Path) -> Result<Command> {
+    let mut command = Command::new(&checkout::binaries()?.ferryd);
+    command.arg("serve").arg("--unix").arg(dir.join("ferry.sock")).arg("--ggml-dir").arg(ggml_dir);
+    command.args(["--backend", "cpu", "--stats"]).arg(dir.join("stats.jsonl"));
+    Ok(command)
+}
+
+impl Daemon {
+    /// Starts a daemon that serves the CPU back-end of `ggml_dir`, and waits until it accepts connections.
+    pub fn start(ggml_dir: &Path) -> Result<Self> {
+        let dir =
+            tempfile::Builder::new().prefix("ferry-").tempdir().context("making the daemon's folder")?;
+        let running = process::spawn(&mut command(ggml_dir, dir.path())?)?;
+        let mut daemon = Self { running, dir };
+        let socket = daemon.socket();
+        daemon
+            .running
+            .wait_until("accepting connections", START_TIMEOUT, |_| UnixStream::connect(&socket).is_ok())?;
+        Ok(daemon)
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("ferry.sock")
+    }
+
+    /// What it logged up to now.
+    pub fn log(&self) -> String {
+        self.running.stderr()
+    }
+
+    /// Processes below the daemon: fronts and workers.
+    pub fn children(&self) -> Vec<i32> {
+        procfs::descendants(self.running.pid().as_raw())
+    }
+
+    /// The sessions that have ended, once there are at least `count`.
+    pub fn sessions(&self, count: usize) -> Result<Vec<Session>> {
+        let deadline = Instant::now() + STATS_TIMEOUT;
+        loop {
+            let text = fs::read_to_string(self.dir.path().join("stats.jsonl")).unwrap_or_default();
+            let whole_lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+            let sessions: Vec<Session> = whole_lines
+                .map(|line| {
+                    serde_json::from_str(line).with_context(|| format!("ferryd's statistics: {line:?}"))
+                })
+                .collect::<Result<_>>()?;
+            // Looking whether the socket accepts is a session too, one without graphs.
+            let computing: Vec<Session> = sessions.into_iter().filter(|session| session.graphs > 0).collect();
+            if computing.len() >= count {
+                return Ok(computing);
+            }
+            if Instant::now() > deadline {
+                bail!("ferryd accounts for {} sessions, not {count}\n{}", computing.len(), self.log());
+            }
+            interrupt::check()?;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Keeps its folder after the end, with its log up to now. Returns where it is.
+    pub fn keep(&mut self) -> Result<&Path> {
+        self.dir.disable_cleanup(true);
+        fs::write(self.dir.path().join("ferryd.log"), self.log()).context("keeping ferryd's log")?;
+        Ok(self.dir.path())
+    }
+
+    /// Asks it to end. Fails if it had to be killed.
+    pub fn stop(mut self) -> Result<()> {
+        self.end()
+    }
+
+    /// Asks it to end, and lets `inspect` see what it left before its folder goes.
+    pub fn stop_and_inspect(mut self, inspect: impl FnOnce()) -> Result<()> {
+        self.end()?;
+        inspect();
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<()> {
+        if !self.running.stop(STOP_PATIENCE) {
+            bail!("ferryd did not end on SIGTERM within {STOP_PATIENCE:?}\n{}", self.log());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.running.stop(STOP_PATIENCE);
+    }
+}

@@ -1,0 +1,221 @@
+//! llama.cpp's own programs on one device or another.
+
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::artifacts::LlamaBuild;
+use crate::checkout;
+use crate::process::{self, Finished, Running};
+
+/// For one run of a small model on a loaded machine.
+pub const RUN_TIMEOUT: Duration = Duration::from_secs(180);
+/// Threads of every arm: what the smallest machine of ours has, and the same for all.
+pub const THREADS: &str = "2";
+/// The plug-in's first device, as llama.cpp names it.
+pub const FERRY_DEVICE: &str = "Ferry0";
+
+/// Where a program computes.
+#[derive(Debug, Clone)]
+pub enum Device {
+    /// Its own CPU back-end.
+    Cpu,
+    /// Our plug-in, with the daemon at this socket.
+    Ferry(PathBuf),
+    /// Whatever llama.cpp chooses by itself, with our plug-in present and told this socket.
+    Chosen(PathBuf),
+    /// ggml-rpc, with the server at this address.
+    Rpc(String),
+}
+
+impl Device {
+    /// The name that `--device` takes, if the device is to be named.
+    pub fn name(&self) -> Option<&'static str> {
+        match self {
+            Self::Cpu => Some("none"),
+            Self::Ferry(_) => Some(FERRY_DEVICE),
+            Self::Chosen(_) => None,
+            Self::Rpc(_) => Some("RPC0"),
+        }
+    }
+
+    /// Sets the environment in which ggml finds this device, and no other of ours.
+    pub fn environment<'a>(&self, command: &'a mut Command) -> Result<&'a mut Command> {
+        command.env_remove("GGML_BACKEND_PATH").env_remove("FERRY_SOCKET");
+        if let Self::Ferry(socket) | Self::Chosen(socket) = self {
+            command.env("GGML_BACKEND_PATH", &checkout::binaries()?.plugin).env("FERRY_SOCKET", socket);
+        }
+        Ok(command)
+    }
+}
+
+impl LlamaBuild {
+    /// One of the build's programs, told to compute on `device` and nowhere else.
+    pub fn program(&self, name: &str, device: &Device) -> Result<Command> {
+        let mut command = Command::new(self.bin.join(name));
+        device.environment(&mut command)?;
+        if let Device::Rpc(server) = device {
+            command.args(["--rpc", server]);
+        }
+        if let Some(name) = device.name() {
+            command.args(["--device", name]);
+        }
+        command.args(["-ngl", "99"]);
+        Ok(command)
+    }
+}
+
+/// A greedy completion.
+#[derive(Debug, Clone, Copy)]
+pub struct Completion<'a> {
+    /// The model's file.
+    pub model: &'a Path,
+    /// What to go on from.
+    pub prompt: &'a str,
+    /// Tokens to generate.
+    pub tokens: u32,
+    /// Have llama.cpp log everything it does.
+    pub verbose: bool,
+}
+
+impl Completion<'_> {
+    /// llama-completion with these arguments; standard output is prompt and answer, nothing else.
+    pub fn command(&self, llama: &LlamaBuild, device: &Device) -> Result<Command> {
+        let mut command = llama.program("llama-completion", device)?;
+        command.arg("--model").arg(self.model).args(["--prompt", self.prompt, "--threads", THREADS]);
+        command.args(["--predict", &self.tokens.to_string(), "--temp", "0", "--seed", "1"]);
+        // Each graph that is computed should be one that is asked for here: no warm-up, no trial contexts.
+        command.args(["-no-cnv", "--no-warmup", "--fit", "off", "--ignore-eos"]);
+        if self.verbose {
+            command.arg("--verbose");
+        }
+        Ok(command)
+    }
+
+    /// Runs it to a successful end.
+    pub fn run(&self, llama: &LlamaBuild, device: &Device) -> Result<Finished> {
+        process::run(&mut self.command(llama, device)?, RUN_TIMEOUT)?.success()
+    }
+}
+
+/// llama.cpp computes the look-up of the input tokens' embeddings (one GET_ROWS) on the program's own CPU,
+/// whatever device the model is on: the table is large and a token needs one row of it.
+pub const NODES_ON_GUEST_CPU: u64 = 1;
+
+/// How many nodes a device executes for a completion of so many tokens, from the node counts of the native
+/// run: one graph for the prompt, one for each token but the last, which nothing continues from.
+pub fn expected_nodes((prompt, single): (u64, u64), tokens: u32) -> u64 {
+    (prompt - NODES_ON_GUEST_CPU) + u64::from(tokens - 1) * (single - NODES_ON_GUEST_CPU)
+}
+
+/// How many nodes llama.cpp's graphs have, by its own account: for a prompt, and for a single token.
+pub fn graph_nodes(log: &str) -> Result<(u64, u64)> {
+    // "graph nodes  = 936", or "graph nodes  = 936 (with bs=512), 940 (with bs=1)" if they differ
+    let line =
+        log.lines().find(|line| line.contains("graph nodes")).context("llama.cpp logs no node count")?;
+    let value = line.split_once('=').map(|(_, value)| value).context("a node count without '='")?;
+    let leading = |text: &str| text.trim().split(' ').next().and_then(|number| number.parse().ok());
+    let prompt = leading(value).with_context(|| format!("no node count in {line:?}"))?;
+    let single = value.split_once(", ").and_then(|(_, second)| leading(second));
+    Ok((prompt, single.unwrap_or(prompt)))
+}
+
+/// What a round of llama-bench measured, in tokens per second.
+#[derive(Debug, Clone, Copy)]
+pub struct Speed {
+    /// Prompt processing.
+    pub prompt: f64,
+    /// Token generation.
+    pub generate: f64,
+}
+
+/// One line of llama-bench's JSON.
+#[derive(Debug, Deserialize)]
+struct BenchLine {
+    n_prompt: u32,
+    n_gen: u32,
+    avg_ts: f64,
+}
+
+/// One round of llama-bench: `prompt` tokens at once, then `generate` tokens one by one.
+pub fn bench(
+    llama: &LlamaBuild,
+    device: &Device,
+    model: &Path,
+    (prompt, generate): (u32, u32),
+) -> Result<Speed> {
+    let mut command = llama.program("llama-bench", device)?;
+    command.arg("--model").arg(model).args(["--threads", THREADS, "--repetitions", "1", "--output", "json"]);
+    command.args(["--n-prompt", &prompt.to_string(), "--n-gen", &generate.to_string()]);
+    let finished = process::run(&mut command, RUN_TIMEOUT)?.success()?;
+    let lines: Vec<BenchLine> = serde_json::from_str(&finished.stdout)
+        .with_context(|| format!("reading llama-bench's JSON\n{}", finished.tail()))?;
+    let speed = |wanted: (u32, u32)| {
+        let found = lines.iter().find(|line| (line.n_prompt, line.n_gen) == wanted);
+        found.map(|line| line.avg_ts).with_context(|| format!("llama-bench did not measure {wanted:?}"))
+    };
+    Ok(Speed { prompt: speed((prompt, 0))?, generate: speed((0, generate))? })
+}
+
+/// A running ggml-rpc server on the CPU back-end, reachable on loopback only.
+#[derive(Debug)]
+pub struct RpcServer {
+    _running: Running,
+    address: String,
+}
+
+impl RpcServer {
+    /// Starts it on a free port and waits until it accepts connections.
+    pub fn start(llama: &LlamaBuild) -> Result<Self> {
+        // The port is free a moment before the server takes it; somebody else could take it in between.
+        let port = TcpListener::bind("127.0.0.1:0").context("looking for a free port")?.local_addr()?.port();
+        let mut command = Command::new(llama.bin.join("ggml-rpc-server"));
+        Device::Cpu.environment(&mut command)?;
+        command.args(["--host", "127.0.0.1", "--port", &port.to_string()]);
+        command.args(["--threads", THREADS, "--device", "CPU"]);
+        let mut running = process::spawn(&mut command)?;
+        let address = format!("127.0.0.1:{port}");
+        running.wait_until("accepting connections", RUN_TIMEOUT, |_| TcpStream::connect(&address).is_ok())?;
+        Ok(Self { _running: running, address })
+    }
+
+    /// The device that programs then use.
+    pub fn device(&self) -> Device {
+        Device::Rpc(self.address.clone())
+    }
+}
+
+/// The tokens of `decode`'s lines `token INDEX ID HASH`, in order.
+pub fn decoded(stdout: &str) -> Result<Vec<&str>> {
+    stdout
+        .lines()
+        .enumerate()
+        .map(|(index, line)| match line.strip_prefix(&format!("token {index} ")) {
+            Some(token) => Ok(token),
+            None => bail!("line {index} of decode's output is {line:?}"),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn node_counts_in_both_forms() {
+        assert_eq!(graph_nodes("x\nI sched_reserve: graph nodes  = 936\ny").unwrap(), (936, 936));
+        let two = "graph nodes  = 936 (with bs=512), 940 (with bs=1)";
+        assert_eq!(graph_nodes(two).unwrap(), (936, 940));
+        assert!(graph_nodes("graph splits = 1").is_err());
+    }
+
+    #[test]
+    fn decoded_lines_must_be_in_order() {
+        assert_eq!(decoded("token 0 12 ab\ntoken 1 13 cd\n").unwrap(), ["12 ab", "13 cd"]);
+        assert!(decoded("token 1 12 ab\n").is_err());
+    }
+}

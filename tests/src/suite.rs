@@ -1,0 +1,198 @@
+//! `cargo suite`: all tests, as a table of parts.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+
+use crate::artifacts::Store;
+use crate::{checkout, interrupt, process};
+
+/// All tests of the project, or the named parts of them.
+#[derive(Debug, clap::Parser)]
+#[command(name = "cargo suite")]
+pub struct Options {
+    /// Parts to run; all if none is named
+    parts: Vec<String>,
+    /// Say which parts there are
+    #[arg(long)]
+    list: bool,
+    /// Go on after a part has failed
+    #[arg(long)]
+    keep_going: bool,
+}
+
+/// One part: cargo commands, run one after the other.
+struct Part {
+    name: &'static str,
+    about: &'static str,
+    /// Whether the things of others must be there before.
+    artifacts: bool,
+    commands: &'static [CargoCommand],
+}
+
+/// `cargo WORDS` with some environment; skipped where `if_exists` (in the checkout) does not exist.
+struct CargoCommand {
+    words: &'static str,
+    environment: &'static [(&'static str, &'static str)],
+    if_exists: &'static str,
+}
+
+const fn cargo(words: &'static str) -> CargoCommand {
+    CargoCommand { words, environment: &[], if_exists: "Cargo.toml" }
+}
+
+/// Loom replaces the atomics of everything that it is compiled with: hence a target folder of its own.
+const LOOM: &[(&str, &str)] = &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom")];
+
+/// OpenMP's threads spin at their barriers, and on a machine that does anything else beside, tokens then take
+/// a hundred times as long. What is tested here are answers, not speeds.
+const PATIENT_THREADS: &[(&str, &str)] = &[("OMP_WAIT_POLICY", "passive")];
+
+/// Quickest first: what fails early saves the rest.
+const PARTS: &[Part] = &[
+    Part {
+        name: "lint",
+        about: "formatting, and clippy without a warning",
+        artifacts: false,
+        commands: &[
+            cargo("fmt --all --check"),
+            cargo("clippy --workspace --all-targets --quiet -- -D warnings"),
+        ],
+    },
+    Part {
+        name: "unit",
+        about: "the crates' own tests, the harness's included",
+        artifacts: false,
+        commands: &[
+            cargo("test --release --workspace --exclude ferry-tests --exclude ferry-shim --exclude ferry-vm"),
+            cargo("test --release --package ferry-tests --lib"),
+        ],
+    },
+    Part {
+        name: "loom",
+        about: "the ring under every interleaving",
+        artifacts: false,
+        commands: &[CargoCommand {
+            words: "test --release --package ferry-protocol --test loom",
+            environment: LOOM,
+            if_exists: "protocol/tests/loom.rs",
+        }],
+    },
+    Part {
+        name: "shim",
+        about: "the Metal capability shim",
+        artifacts: false,
+        commands: &[cargo("test --release --package ferry-shim")],
+    },
+    Part {
+        name: "e2e",
+        about: "stock llama.cpp through the plug-in and the daemon",
+        artifacts: true,
+        // One at a time: each uses all the cores there are, and some have deadlines.
+        commands: &[CargoCommand {
+            words: "test --release --package ferry-tests --test e2e -- --test-threads 1",
+            environment: PATIENT_THREADS,
+            if_exists: "Cargo.toml",
+        }],
+    },
+    Part {
+        name: "vm",
+        about: "guests in virtual machines",
+        artifacts: true,
+        commands: &[CargoCommand {
+            words: "test --release --package ferry-vm -- --test-threads 1",
+            environment: &[],
+            if_exists: "tests/vm/Cargo.toml",
+        }],
+    },
+];
+
+/// Runs the parts asked for.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    if options.list {
+        for part in PARTS {
+            println!("{:6} {}", part.name, part.about);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let parts = select(&options.parts)?;
+    interrupt::install()?;
+    if parts.iter().any(|part| part.artifacts) {
+        let store = Store::open()?;
+        store.model()?;
+        store.llama()?;
+        store.llama_next()?;
+        checkout::binaries()?;
+    }
+    let mut failed = Vec::new();
+    for part in parts {
+        eprintln!("━━ {}: {}", part.name, part.about);
+        let started = Instant::now();
+        let passed = run_part(part)?;
+        eprintln!("━━ {}: {} ({:.0} s)\n", part.name, verdict(passed), started.elapsed().as_secs_f64());
+        if !passed {
+            failed.push(part.name);
+            if !options.keep_going {
+                break;
+            }
+        }
+    }
+    if failed.is_empty() {
+        eprintln!("suite: passed");
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprintln!("suite: FAILED: {}", failed.join(", "));
+    Ok(ExitCode::FAILURE)
+}
+
+fn verdict(passed: bool) -> &'static str {
+    if passed { "passed" } else { "FAILED" }
+}
+
+fn select(names: &[String]) -> Result<Vec<&'static Part>> {
+    if let Some(unknown) = names.iter().find(|&name| PARTS.iter().all(|part| part.name != name)) {
+        let known: Vec<&str> = PARTS.iter().map(|part| part.name).collect();
+        bail!("there is no part {unknown:?}; there are: {}", known.join(", "));
+    }
+    Ok(PARTS.iter().filter(|part| names.is_empty() || names.iter().any(|name| name == part.name)).collect())
+}
+
+fn run_part(part: &Part) -> Result<bool> {
+    for command in part.commands {
+        if !checkout::root().join(Path::new(command.if_exists)).exists() {
+            eprintln!("   skipped, there is no {}: cargo {}", command.if_exists, command.words);
+            continue;
+        }
+        let mut cargo: Command = checkout::cargo();
+        cargo.args(command.words.split(' ')).envs(command.environment.iter().copied());
+        eprintln!("   cargo {}", command.words);
+        let status = process::attend(&mut cargo)?;
+        if !status.success() {
+            eprintln!("   cargo {} ended with {status}", command.words);
+            if status.signal().is_some() {
+                bail!("cargo was ended by a signal");
+            }
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_selected_by_name_and_unknown_names_are_errors() {
+        assert_eq!(select(&[]).unwrap().len(), PARTS.len());
+        let names = |wanted: &[&str]| {
+            let wanted: Vec<String> = wanted.iter().map(|&name| name.into()).collect();
+            select(&wanted).map(|parts| parts.iter().map(|part| part.name).collect::<Vec<_>>())
+        };
+        assert_eq!(names(&["e2e", "lint"]).unwrap(), ["lint", "e2e"]);
+        assert!(names(&["lnit"]).unwrap_err().to_string().contains("lint"));
+    }
+}

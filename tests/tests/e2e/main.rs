@@ -1,0 +1,12 @@
+//! Stock llama.cpp, the plug-in, the daemon and a real model, all as a user would run them.
+//!
+//! One binary, so that it links once. Every test starts its own daemon on a socket of its own.
+#![cfg(target_os = "linux")]
+
+mod answer;
+mod bad_input;
+mod faults;
+mod operations;
+mod plugin;
+mod sharing;
+mod testbed;

@@ -1,0 +1,32 @@
+//! Operations one by one: llama.cpp's own comparison of a back-end with its CPU back-end.
+
+use std::process::Command;
+use std::time::Duration;
+
+use ferry_tests::daemon::Daemon;
+use ferry_tests::llama::{Device, FERRY_DEVICE};
+use ferry_tests::process;
+
+use crate::testbed::Testbed;
+
+/// What language models consist of, at least one operation of each kind of argument.
+const OPERATIONS: &str = "ADD,MUL,SCALE,GET_ROWS,SET_ROWS,CPY,CONT,CONCAT,REPEAT,SUM_ROWS,ARGSORT,NORM,RMS_NORM,\
+                          SOFT_MAX,ROPE,SILU,GELU,SWIGLU,MUL_MAT_ID";
+const TIMEOUT: Duration = Duration::from_secs(600);
+/// Far below what these have, far above what would pass for nothing.
+const CASES_MIN: usize = 500;
+
+#[test]
+fn operations_compute_what_the_cpu_computes() {
+    let bed = Testbed::new();
+    let daemon = Daemon::start(&bed.llama.bin).unwrap();
+    let mut command = Command::new(bed.llama.bin.join("test-backend-ops"));
+    Device::Ferry(daemon.socket()).environment(&mut command).unwrap();
+    command.args(["test", "-b", FERRY_DEVICE, "-o", OPERATIONS]);
+    let finished = process::run(&mut command, TIMEOUT).unwrap().success().unwrap();
+    let summary = finished.stdout.lines().find(|line| line.ends_with(" tests passed"));
+    let summary = summary.unwrap_or_else(|| panic!("no summary\n{}", finished.tail()));
+    let (passed, total) = summary.trim().split(' ').next().unwrap().split_once('/').unwrap();
+    assert_eq!(passed, total, "{}", finished.tail());
+    assert!(passed.parse::<usize>().unwrap() >= CASES_MIN, "{summary}");
+}

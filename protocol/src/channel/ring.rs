@@ -97,8 +97,9 @@ impl<R: RingMemory, W: SleepWords, D: Doorbell> Side<R, W, D> {
         // Pairs with the fence in `wait`: our position is published before the word is looked at.
         fence(Ordering::SeqCst);
         let word = &self.words.peer().0;
-        // Relaxed: the fence above orders it; the common case, an awake peer, costs one load.
-        if word.load(Ordering::Relaxed) & reason != 0 && word.swap(0, Ordering::AcqRel) & reason != 0 {
+        // Relaxed: the fence above orders it; the common case, an awake peer, costs one load. Only the bit that is rung
+        // for is cleared: by now the peer may have been awake and gone to sleep again for something else.
+        if word.load(Ordering::Relaxed) & reason != 0 && word.fetch_and(!reason, Ordering::AcqRel) & reason != 0 {
             self.doorbell.ring();
         }
     }

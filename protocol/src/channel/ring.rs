@@ -121,11 +121,13 @@ impl<R: RingMemory, W: SleepWords, D: Doorbell> Waiter for Side<R, W, D> {
         let bits = if interest.records { SLEEPS_FOR_RECORDS } else { 0 }
             | if interest.space { SLEEPS_FOR_SPACE } else { 0 };
         let own = &self.words.own().0;
-        own.store(bits, Ordering::Relaxed);
+        // A swap and no store, here and below: what the other side clears is then ordered before or after a sleep by what
+        // each of them read, for the reader and for loom. Relaxed: the fence orders it with the rings.
+        own.swap(bits, Ordering::Relaxed);
         // Pairs with the fence in `wake_peer`: the word is published before the rings are looked at again.
         fence(Ordering::SeqCst);
         let outcome = if self.ready(interest) { Ok(()) } else { self.doorbell.block(timeout) };
-        own.store(0, Ordering::Relaxed);
+        own.swap(0, Ordering::Relaxed);
         outcome
     }
 

@@ -2,7 +2,7 @@
 
 use crate::cursor::{Cursor, CursorError};
 use crate::ids::GraphId;
-use crate::limits::{GRAPH_TENSORS_MAX, NAME_BYTES_MAX};
+use crate::limits::{GRAPH_NAME_BYTES_MAX, GRAPH_TENSORS_MAX};
 use crate::tensor::TensorRecord;
 use bytemuck::{Pod, Zeroable};
 
@@ -69,6 +69,12 @@ pub enum GraphError {
     /// More than [`GRAPH_TENSORS_MAX`] tensors.
     #[error("graph has {0} tensors, at most {GRAPH_TENSORS_MAX} are allowed")]
     TooLarge(u32),
+    /// More than [`GRAPH_NAME_BYTES_MAX`] bytes of names.
+    #[error("graph has {0} bytes of names, at most {GRAPH_NAME_BYTES_MAX} are allowed")]
+    Names(u32),
+    /// A reserved field is not 0.
+    #[error("a reserved field is not 0")]
+    Reserved,
 }
 
 impl GraphTables {
@@ -92,8 +98,14 @@ impl GraphTables {
         let mut cursor = Cursor::new(bytes);
         let header: GraphHeader = cursor.value("the header of a graph")?;
         let most = GRAPH_TENSORS_MAX as u32;
-        if header.tensors > most || header.nodes > most || header.name_bytes > most * NAME_BYTES_MAX as u32 {
+        if header.tensors > most || header.nodes > most {
             return Err(GraphError::TooLarge(header.tensors.max(header.nodes)));
+        }
+        if header.name_bytes > GRAPH_NAME_BYTES_MAX as u32 {
+            return Err(GraphError::Names(header.name_bytes));
+        }
+        if header.reserved != 0 {
+            return Err(GraphError::Reserved);
         }
         let tables = Self {
             tensors: cursor.values(header.tensors as usize, "the tensors of a graph")?,
@@ -126,8 +138,11 @@ pub fn decode_patch(bytes: &[u8]) -> Result<(PatchHeader, Vec<TensorChange>), Gr
     if header.changes > GRAPH_TENSORS_MAX as u32 {
         return Err(GraphError::TooLarge(header.changes));
     }
-    let changes = cursor.values(header.changes as usize, "the changes of a patch")?;
+    let changes: Vec<TensorChange> = cursor.values(header.changes as usize, "the changes of a patch")?;
     cursor.finish()?;
+    if header.reserved != 0 || changes.iter().any(|change| change.reserved != 0) {
+        return Err(GraphError::Reserved);
+    }
     Ok((header, changes))
 }
 

@@ -19,9 +19,11 @@ pub const DATA_CHUNK_BYTES: usize = 512 << 10;
 /// Text in an error notice: a line, not a dump.
 pub const NOTICE_TEXT_BYTES_MAX: usize = 512;
 
-/// Tensors in one graph. llama.cpp's largest graphs have some ten thousand nodes; the definition of this many
-/// still fits one record of the default submission ring.
-pub const GRAPH_TENSORS_MAX: usize = 16 << 10;
+/// Tensors in one graph. llama.cpp's largest graphs have some ten thousand nodes; the definition of this many, with the
+/// longest names, still fits one message of either transport.
+pub const GRAPH_TENSORS_MAX: usize = 14 << 10;
+/// Names of one graph: one for each tensor, without terminators.
+pub const GRAPH_NAME_BYTES_MAX: usize = GRAPH_TENSORS_MAX * (NAME_BYTES_MAX - 1);
 /// Graphs that a session keeps. A scheduler cycles through a handful of splits per context.
 pub const GRAPHS_PER_SESSION_MAX: usize = 256;
 /// Tensors of one operation: the result, its sources and the bases of views among them.

@@ -151,6 +151,9 @@ pub enum RequestError {
     /// More than [`OP_TENSORS_MAX`] records in a question about an operation, or none.
     #[error("{0}: {1} records, between 1 and {OP_TENSORS_MAX} are allowed")]
     OpTensors(CallCode, u32),
+    /// A reserved field is not 0. What it will mean one day must not pass by a host that does not know it.
+    #[error("{0}: a reserved field is not 0")]
+    Reserved(CallCode),
     /// A value out of its range.
     #[error("{0}: value {1} is out of range")]
     Value(CallCode, u64),
@@ -198,12 +201,11 @@ impl Request {
             CallCode::SYNCHRONIZE => empty(call, params, Self::Synchronize)?,
             CallCode::SET_THREADS => Self::SetThreads(fixed(call, params)?),
             CallCode::GRAPH_DEF => {
-                let (id, tables) = GraphTables::decode(params).map_err(|e| RequestError::Graph(call, e))?;
+                let (id, tables) = GraphTables::decode(params).map_err(|e| graph_error(call, e))?;
                 Self::GraphDef(id, tables)
             }
             CallCode::GRAPH_PATCH => {
-                let (header, changes) =
-                    graph::decode_patch(params).map_err(|e| RequestError::Graph(call, e))?;
+                let (header, changes) = graph::decode_patch(params).map_err(|e| graph_error(call, e))?;
                 Self::GraphPatch(header, changes)
             }
             CallCode::GRAPH_FREE => Self::GraphFree(fixed(call, params)?),
@@ -215,8 +217,24 @@ impl Request {
             CallCode::MEMORY => Self::Memory(fixed(call, params)?),
             _ => return Err(RequestError::UnknownCall(call)),
         };
+        if !request.reserved_is_zero() {
+            return Err(RequestError::Reserved(call));
+        }
         request.check_data(call, data_bytes as u64)?;
         Ok(request)
+    }
+
+    /// Graphs check theirs when they are decoded, and the records of graphs and questions are validated as a whole.
+    fn reserved_is_zero(&self) -> bool {
+        let layout = match self {
+            Self::AllocBuffer(alloc) => return alloc.reserved == 0,
+            Self::CopyTensor(copy) => return copy.src.reserved == 0 && copy.dst.reserved == 0,
+            Self::SetTensor(range) | Self::GetTensor(range) => &range.tensor,
+            Self::InitTensor(layout) => layout,
+            Self::MemsetTensor(memset) => &memset.range.tensor,
+            _ => return true,
+        };
+        layout.reserved == 0
     }
 
     fn check_data(&self, call: CallCode, found: u64) -> Result<(), RequestError> {
@@ -231,6 +249,13 @@ impl Request {
 
 fn fixed<T: bytemuck::AnyBitPattern>(call: CallCode, params: &[u8]) -> Result<T, RequestError> {
     only(params, "its parameters").map_err(|error| RequestError::Cursor(call, error))
+}
+
+fn graph_error(call: CallCode, error: GraphError) -> RequestError {
+    match error {
+        GraphError::Reserved => RequestError::Reserved(call),
+        error => RequestError::Graph(call, error),
+    }
 }
 
 fn empty(call: CallCode, params: &[u8], request: Request) -> Result<Request, RequestError> {

@@ -97,8 +97,9 @@ impl<R: RingMemory, W: SleepWords, D: Doorbell> Side<R, W, D> {
         // Pairs with the fence in `wait`: our position is published before the word is looked at.
         fence(Ordering::SeqCst);
         let word = &self.words.peer().0;
-        // Relaxed: the fence above orders it; the common case, an awake peer, costs one load.
-        if word.load(Ordering::Relaxed) & reason != 0 && word.swap(0, Ordering::AcqRel) & reason != 0 {
+        // Relaxed: the fence above orders it; the common case, an awake peer, costs one load. Only the bit that is rung
+        // for is cleared: by now the peer may have been awake and gone to sleep again for something else.
+        if word.load(Ordering::Relaxed) & reason != 0 && word.fetch_and(!reason, Ordering::AcqRel) & reason != 0 {
             self.doorbell.ring();
         }
     }
@@ -120,11 +121,13 @@ impl<R: RingMemory, W: SleepWords, D: Doorbell> Waiter for Side<R, W, D> {
         let bits = if interest.records { SLEEPS_FOR_RECORDS } else { 0 }
             | if interest.space { SLEEPS_FOR_SPACE } else { 0 };
         let own = &self.words.own().0;
-        own.store(bits, Ordering::Relaxed);
+        // A swap and no store, here and below: what the other side clears is then ordered before or after a sleep by what
+        // each of them read, for the reader and for loom. Relaxed: the fence orders it with the rings.
+        own.swap(bits, Ordering::Relaxed);
         // Pairs with the fence in `wake_peer`: the word is published before the rings are looked at again.
         fence(Ordering::SeqCst);
         let outcome = if self.ready(interest) { Ok(()) } else { self.doorbell.block(timeout) };
-        own.store(0, Ordering::Relaxed);
+        own.swap(0, Ordering::Relaxed);
         outcome
     }
 

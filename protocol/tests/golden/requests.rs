@@ -1,0 +1,237 @@
+//! Every call of a session but the graphs.
+
+use super::{graphs, rows, takes_exactly};
+use ferry_protocol::calls::{CALLS, CallCode, Phase};
+use ferry_protocol::cursor::CursorError;
+use ferry_protocol::ids::{BufferId, GraphId};
+use ferry_protocol::ops::Op;
+use ferry_protocol::request::{
+    AllocBuffer, BufferValue, CopyTensor, MemsetTensor, Range, Request, RequestError, TensorRange, params_bytes,
+};
+use ferry_protocol::tensor::{TensorLayout, TensorRecord};
+use ferry_protocol::types::TensorType;
+
+/// Slot 5 in its generation 7.
+const BUFFER: [u8; 8] = [5, 0, 0, 0, 7, 0, 0, 0];
+/// Slot 3 in its generation 9.
+const GRAPH: [u8; 8] = [3, 0, 0, 0, 9, 0, 0, 0];
+
+pub fn buffer() -> BufferId {
+    BufferId::new(5, 7)
+}
+
+/// A matrix of Q4_0, 64 × 3, at byte 4096 of a buffer.
+pub fn layout_bytes() -> Vec<u8> {
+    rows(&[
+        &[64, 0, 0, 0, 0, 0, 0, 0],    // ne[0]
+        &[3, 0, 0, 0, 0, 0, 0, 0],     // ne[1]
+        &[1, 0, 0, 0, 0, 0, 0, 0],     // ne[2]
+        &[1, 0, 0, 0, 0, 0, 0, 0],     // ne[3]
+        &[18, 0, 0, 0, 0, 0, 0, 0],    // nb[0]: a block
+        &[36, 0, 0, 0, 0, 0, 0, 0],    // nb[1]
+        &[108, 0, 0, 0, 0, 0, 0, 0],   // nb[2]
+        &[108, 0, 0, 0, 0, 0, 0, 0],   // nb[3]
+        &BUFFER,                       // buffer
+        &[0, 0x10, 0, 0, 0, 0, 0, 0],  // offset
+        &[2, 0, 0, 0],                 // kind: Q4_0
+        &[0, 0, 0, 0],                 // reserved
+    ])
+}
+
+pub fn layout() -> TensorLayout {
+    TensorLayout {
+        ne: [64, 3, 1, 1],
+        nb: [18, 36, 108, 108],
+        buffer: buffer(),
+        offset: 4096,
+        kind: TensorType(2),
+        reserved: 0,
+    }
+}
+
+fn range_bytes() -> Vec<u8> {
+    rows(&[
+        &BUFFER,                       // buffer
+        &[0, 0x10, 0, 0, 0, 0, 0, 0],  // offset
+        &[0, 0x20, 0, 0, 0, 0, 0, 0],  // size
+    ])
+}
+
+fn tensor_range_bytes() -> Vec<u8> {
+    rows(&[
+        &layout_bytes(),             // tensor
+        &[36, 0, 0, 0, 0, 0, 0, 0],  // offset
+        &[72, 0, 0, 0, 0, 0, 0, 0],  // size
+    ])
+}
+
+fn range() -> Range {
+    Range { buffer: buffer(), offset: 0x1000, size: 0x2000 }
+}
+
+fn tensor_range() -> TensorRange {
+    TensorRange { tensor: layout(), offset: 36, size: 72 }
+}
+
+/// RELU of a matrix: a question of two records.
+fn question() -> (Vec<u8>, Vec<TensorRecord>) {
+    let golden = rows(&[
+        &[1, 0, 0, 0], // device
+        &[2, 0, 0, 0], // tensors
+        &graphs::leaf_bytes(),
+        &graphs::relu_bytes(),
+    ]);
+    (golden, vec![graphs::leaf(), graphs::relu()])
+}
+
+/// A call with its parameters, the data behind them, and what they mean.
+struct Golden(CallCode, Vec<u8>, usize, Request);
+
+fn buffer_calls() -> Vec<Golden> {
+    use CallCode as C;
+    let alloc = rows(&[
+        &[0, 0, 0, 0, 1, 0, 0, 0], // size: 4 GiB
+        &[2, 0, 0, 0],             // device
+        &[0, 0, 0, 0],             // reserved
+    ]);
+    let value = rows(&[
+        &BUFFER,                      // buffer
+        &[0xab, 0, 0, 0, 0, 0, 0, 0], // value
+    ]);
+    let buffer_value = BufferValue { buffer: buffer(), value: 0xab };
+    let memset = rows(&[
+        &tensor_range_bytes(),        // range
+        &[0xcd, 0, 0, 0, 0, 0, 0, 0], // value
+    ]);
+    let copy = rows(&[
+        &layout_bytes(), // src
+        &layout_bytes(), // dst
+    ]);
+    let memset_tensor = MemsetTensor { range: tensor_range(), value: 0xcd };
+    vec![
+        Golden(C::ALLOC_BUFFER, alloc, 0, Request::AllocBuffer(AllocBuffer { size: 4 << 30, device: 2, reserved: 0 })),
+        Golden(C::FREE_BUFFER, BUFFER.to_vec(), 0, Request::FreeBuffer(buffer())),
+        Golden(C::CLEAR_BUFFER, value.clone(), 0, Request::ClearBuffer(buffer_value)),
+        Golden(C::SET_USAGE, value, 0, Request::SetUsage(buffer_value)),
+        Golden(C::RESET_BUFFER, BUFFER.to_vec(), 0, Request::ResetBuffer(buffer())),
+        Golden(C::WRITE, range_bytes(), 0x2000, Request::Write(range())),
+        Golden(C::READ, range_bytes(), 0, Request::Read(range())),
+        Golden(C::SET_TENSOR, tensor_range_bytes(), 72, Request::SetTensor(tensor_range())),
+        Golden(C::GET_TENSOR, tensor_range_bytes(), 0, Request::GetTensor(tensor_range())),
+        Golden(C::INIT_TENSOR, layout_bytes(), 0, Request::InitTensor(layout())),
+        Golden(C::MEMSET_TENSOR, memset, 0, Request::MemsetTensor(memset_tensor)),
+        Golden(C::COPY_TENSOR, copy, 0, Request::CopyTensor(CopyTensor { src: layout(), dst: layout() })),
+    ]
+}
+
+fn other_calls() -> Vec<Golden> {
+    use CallCode as C;
+    let id = GraphId { slot: 3, generation: 9 };
+    let (question, records) = question();
+    let (definition, tables) = graphs::definition();
+    let (patch, header, changes) = graphs::patch();
+    vec![
+        Golden(C::INIT_BACKEND, vec![1, 0, 0, 0], 0, Request::InitBackend(1)),
+        Golden(C::FREE_BACKEND, vec![], 0, Request::FreeBackend),
+        Golden(C::SYNCHRONIZE, vec![], 0, Request::Synchronize),
+        Golden(C::SET_THREADS, vec![0, 1, 0, 0], 0, Request::SetThreads(256)),
+        Golden(C::GRAPH_DEF, definition, 0, Request::GraphDef(id, tables)),
+        Golden(C::GRAPH_PATCH, patch, 0, Request::GraphPatch(header, changes)),
+        Golden(C::GRAPH_FREE, GRAPH.to_vec(), 0, Request::GraphFree(id)),
+        Golden(C::EXEC, GRAPH.to_vec(), 0, Request::Exec(id)),
+        Golden(C::SUPPORTS_OP, question.clone(), 0, Request::SupportsOp(1, records.clone())),
+        Golden(C::ALLOC_SIZE, question, 0, Request::AllocSize(1, records)),
+        Golden(C::MEMORY, vec![1, 0, 0, 0], 0, Request::Memory(1)),
+    ]
+}
+
+fn all() -> Vec<Golden> {
+    buffer_calls().into_iter().chain(other_calls()).collect()
+}
+
+#[test]
+fn every_call_of_a_session_has_golden_bytes() {
+    let known: Vec<_> = all().iter().map(|golden| golden.0).collect();
+    let lacking: Vec<_> =
+        CALLS.iter().filter(|call| call.phase == Phase::Session && !known.contains(&call.code)).collect();
+    assert!(lacking.is_empty(), "{lacking:?}");
+}
+
+#[test]
+fn requests_are_what_their_bytes_say_and_nothing_shorter_or_longer_is() {
+    for Golden(call, params, data_bytes, request) in all() {
+        let parsed = takes_exactly(&params, |params| Request::parse(call, params, data_bytes));
+        assert_eq!(parsed, request, "{call}");
+    }
+}
+
+#[test]
+fn data_is_as_long_as_the_call_says() {
+    for Golden(call, params, data_bytes, _) in all() {
+        assert_eq!(params_bytes(call).is_some(), data_bytes > 0, "{call}");
+        for found in [0, 1, 71, 73, 0x1fff, 0x2001].into_iter().filter(|&found| found != data_bytes) {
+            let (said, found) = (data_bytes as u64, found as u64);
+            let parsed = Request::parse(call, &params, found as usize);
+            assert_eq!(parsed, Err(RequestError::Data { call, said, found }), "{call}");
+        }
+    }
+}
+
+#[test]
+fn codes_outside_a_session_are_unknown_in_it() {
+    let others = CALLS.iter().filter(|call| call.phase != Phase::Session).map(|call| call.code);
+    for code in others.chain([0, 0x0f, 0x34, 0x7f, 0xffff].map(CallCode)) {
+        assert_eq!(Request::parse(code, &[], 0), Err(RequestError::UnknownCall(code)));
+    }
+}
+
+#[test]
+fn a_byte_value_is_a_byte() {
+    for (call, at) in [(CallCode::CLEAR_BUFFER, 9), (CallCode::SET_USAGE, 15), (CallCode::MEMSET_TENSOR, 105)] {
+        let mut params = all().into_iter().find(|golden| golden.0 == call).expect("has golden bytes").1;
+        params[at] = 1;
+        assert!(matches!(Request::parse(call, &params, 0), Err(RequestError::Value(_, 0x100..))), "{call}");
+    }
+}
+
+#[test]
+fn reserved_fields_are_zero() {
+    let places = [
+        (CallCode::ALLOC_BUFFER, 12),
+        (CallCode::SET_TENSOR, 84),
+        (CallCode::GET_TENSOR, 87),
+        (CallCode::INIT_TENSOR, 85),
+        (CallCode::MEMSET_TENSOR, 86),
+        (CallCode::COPY_TENSOR, 84),
+        (CallCode::COPY_TENSOR, 88 + 84),
+        (CallCode::GRAPH_DEF, 20),
+        (CallCode::GRAPH_PATCH, 20),
+        (CallCode::GRAPH_PATCH, 28),
+    ];
+    for (call, at) in places {
+        let Golden(_, mut params, data_bytes, _) =
+            all().into_iter().find(|golden| golden.0 == call).expect("has golden bytes");
+        params[at] = 1;
+        assert_eq!(Request::parse(call, &params, data_bytes), Err(RequestError::Reserved(call)), "{call} at {at}");
+    }
+}
+
+#[test]
+fn a_question_has_a_few_records() {
+    let (mut bytes, _) = question();
+    for count in [0, 25, u32::MAX] {
+        bytes[4..8].copy_from_slice(&count.to_le_bytes());
+        let parsed = Request::parse(CallCode::SUPPORTS_OP, &bytes, 0);
+        assert_eq!(parsed, Err(RequestError::OpTensors(CallCode::SUPPORTS_OP, count)));
+    }
+    bytes[4..8].copy_from_slice(&3u32.to_le_bytes());
+    let truncated = Request::parse(CallCode::ALLOC_SIZE, &bytes, 0);
+    let what = "the tensors of a question";
+    let expected = RequestError::Cursor(CallCode::ALLOC_SIZE, CursorError::Truncated { what, found: 224 });
+    assert_eq!(truncated, Err(expected));
+}
+
+#[test]
+fn the_operation_in_the_golden_bytes_is_the_one_that_is_meant() {
+    assert_eq!((graphs::relu().op, graphs::relu().op_params[0]), (Op::UNARY, 6));
+}

@@ -101,6 +101,9 @@ impl Workers {
     }
 }
 
+/// A control request on which the front panics.
+pub const PANIC: &[u8] = b"panic";
+
 pub struct Stand(pub Arc<Mutex<Workers>>);
 
 /// What a worker is given is whole pages of guest RAM, none of them twice.
@@ -126,6 +129,7 @@ impl Stand {
 
 impl Contexts for Stand {
     fn control(&mut self, _: ContextId, request: &[u8]) -> Vec<u8> {
+        assert_ne!(request, PANIC, "a mistake of the front's");
         self.lock().controls.push(request.to_vec());
         request.iter().rev().copied().collect()
     }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -237,14 +238,25 @@ impl Device {
         }
     }
 
+    /// Answers one command as [`execute`](Self::execute) does. A panic is a mistake of this program, which costs the VM
+    /// its sessions but not its device: a device that stops answering blocks the guest kernel for good.
+    pub(super) fn execute_guarded(&mut self, request: &[u8]) -> Answer {
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.execute(request)));
+        outcome.unwrap_or_else(|_| {
+            tracing::error!("the virtio-gpu device panicked on a command of its guest and was reset");
+            Counters::add(&self.counters.errors);
+            self.reset();
+            Answer { bytes: header_only(CtrlType::ERR_UNSPEC), hold: None }
+        })
+    }
+
     /// Answers one command, given as the bytes that the guest sent.
     pub fn execute(&mut self, request: &[u8]) -> Answer {
         Counters::add(&self.counters.commands);
         let Some(hdr) = wire::read::<CtrlHdr>(request) else {
             Counters::add(&self.counters.errors);
             self.complain(format_args!("a command of {} bytes, shorter than its header", request.len()));
-            let hdr = CtrlHdr { ctrl_type: CtrlType::ERR_UNSPEC, ..bytemuck::Zeroable::zeroed() };
-            return Answer { bytes: bytemuck::bytes_of(&hdr).to_vec(), hold: None };
+            return Answer { bytes: header_only(CtrlType::ERR_UNSPEC), hold: None };
         };
         let done = self.dispatch(&hdr, request).unwrap_or_else(|fault| {
             Counters::add(&self.counters.errors);
@@ -254,7 +266,9 @@ impl Device {
             ));
             Done { ctrl_type: fault.code, ..Done::NOTHING }
         });
-        self.update_gauges();
+        if done.hold.is_none() {
+            self.update_gauges();
+        }
         let fenced = hdr.flags & wire::FLAG_FENCE != 0;
         let flags = hdr.flags & (wire::FLAG_FENCE | wire::FLAG_INFO_RING_IDX);
         // Context, fence id and ring go back as they came: with CONTEXT_INIT they name the fence's timeline.
@@ -532,6 +546,12 @@ fn capset(limits: &Limits, versions: RangeInclusive<u16>) -> Capset {
         session_bytes_max: limits.session_bytes,
         reserved: [0; 6],
     }
+}
+
+/// An answer to a command whose header could not be used.
+fn header_only(ctrl_type: CtrlType) -> Vec<u8> {
+    let hdr = CtrlHdr { ctrl_type, ..bytemuck::Zeroable::zeroed() };
+    bytemuck::bytes_of(&hdr).to_vec()
 }
 
 fn data(ctrl_type: CtrlType, body: Vec<u8>) -> Outcome {

@@ -86,7 +86,7 @@ fn serve_one(device: &Mutex<Device>, ring: &Arc<dyn Ring>) -> bool {
         fence::interrupt(ring.as_ref(), &counters);
         return true;
     };
-    let answer = device.execute(&command.request);
+    let answer = device.execute_guarded(&command.request);
     let written = command.answer(&chain, &answer.bytes);
     let held =
         answer.hold.is_some_and(|session| device.wakeups().arm(session, ring, head, written, Instant::now()));

@@ -30,8 +30,8 @@ pub const PRIVATE: u64 = 0x2_0000_0000;
 pub const PRIVATE_BYTES: u64 = 1 << 20;
 
 pub const QUEUE_SIZE: u16 = 256;
-const AVAIL: u64 = 0x2000;
-const USED: u64 = 0x3000;
+pub const AVAIL: u64 = 0x2000;
+pub const USED: u64 = 0x3000;
 const REQUEST: u64 = 0x10_0000;
 const ANSWERS: u64 = 0x30_0000;
 /// Room for the largest answer (GET_EDID: 1056 bytes) of each slot.
@@ -101,6 +101,9 @@ impl Workers {
     }
 }
 
+/// A control request on which the front panics.
+pub const PANIC: &[u8] = b"panic";
+
 pub struct Stand(pub Arc<Mutex<Workers>>);
 
 /// What a worker is given is whole pages of guest RAM, none of them twice.
@@ -126,6 +129,7 @@ impl Stand {
 
 impl Contexts for Stand {
     fn control(&mut self, _: ContextId, request: &[u8]) -> Vec<u8> {
+        assert_ne!(request, PANIC, "a mistake of the front's");
         self.lock().controls.push(request.to_vec());
         request.iter().rev().copied().collect()
     }
@@ -232,6 +236,8 @@ pub struct Guest<'a> {
     slot: u16,
     in_flight: HashSet<u16>,
     seen: u16,
+    /// How the device hears a kick: by a call, or through a server.
+    doorbell: Box<dyn Fn() + 'a>,
 }
 
 impl<'a> Guest<'a> {
@@ -258,7 +264,22 @@ impl<'a> Guest<'a> {
         let ring = Arc::new(TestRing { queue, memory: ram.atomic.clone(), interrupts: AtomicUsize::new(0) });
         let device = Arc::new(Mutex::new(device));
         let in_flight = HashSet::new();
-        Guest { ram, device, ring, workers, wakeups, table, avail, used, slot: 0, in_flight, seen: 0 }
+        let served: (_, Arc<dyn Ring>) = (device.clone(), ring.clone());
+        let doorbell = Box::new(move || drain_control(&served.0, &served.1));
+        Guest {
+            ram,
+            device,
+            ring,
+            workers,
+            wakeups,
+            table,
+            avail,
+            used,
+            slot: 0,
+            in_flight,
+            seen: 0,
+            doorbell,
+        }
     }
 
     /// Tells the device that the chain at `head` is there, and lets it work.
@@ -277,8 +298,20 @@ impl<'a> Guest<'a> {
     }
 
     pub fn kick(&self) {
-        let ring: Arc<dyn Ring> = self.ring.clone();
-        drain_control(&self.device, &ring);
+        (self.doorbell)();
+    }
+
+    /// Kicks in another way from now on.
+    pub fn kick_by(&mut self, doorbell: impl Fn() + 'a) {
+        self.doorbell = Box::new(doorbell);
+    }
+
+    /// The driver sets its rings up anew, as after a reset.
+    pub fn reset_rings(&mut self) {
+        self.avail = AvailRing::new(&self.ram.memory, GuestAddress(AVAIL), QUEUE_SIZE);
+        self.used = UsedRing::new(&self.ram.memory, GuestAddress(USED), QUEUE_SIZE);
+        self.in_flight.clear();
+        self.seen = 0;
     }
 
     /// Chains that came back since the last call: head and length written.

@@ -6,5 +6,6 @@ mod fences;
 mod harness;
 mod program;
 mod queue;
+mod server;
 mod sessions;
 mod sharing;

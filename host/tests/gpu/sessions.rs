@@ -254,3 +254,14 @@ fn a_lost_worker_is_told_and_its_context_goes_on_quietly() {
     guest.ok(&command(0x201, 1, &[]));
     assert!(guest.workers().open.is_empty());
 }
+
+#[test]
+fn a_panic_of_ours_costs_sessions_and_not_the_device() {
+    let ram = Ram::new();
+    let mut guest = Guest::new(&ram);
+    guest.session(1, 1, 0);
+    assert_eq!(guest.code(&exec(1, Command::Control(PANIC), 1)), UNSPEC);
+    assert!(guest.workers().open.is_empty());
+    assert_eq!(ram.word(HIGH), 2, "LOST");
+    guest.session(1, 1, 0);
+}

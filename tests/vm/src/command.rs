@@ -62,6 +62,12 @@ impl<'vm> GuestCommand<'vm> {
         self
     }
 
+    /// Runs it as this user and group, by number, instead of as root.
+    pub fn user(mut self, uid: u32) -> Self {
+        self.exec.uid = Some(uid);
+        self
+    }
+
     /// What [`Self::output`] gives it to read.
     pub fn stdin(mut self, content: &[u8]) -> Self {
         self.stdin = content.to_vec();

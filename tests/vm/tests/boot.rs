@@ -2,10 +2,13 @@
 
 #![cfg(target_os = "linux")]
 
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use ferry_vm::{Artifacts, Exit, KernelVersion, Vm};
 use nix::sys::signal::Signal;
 
@@ -50,6 +53,9 @@ fn commands(vm: &Vm) -> Result<()> {
     let output = vm.shell("echo $PLACE; pwd").env("PLACE", "a guest").current_dir("/tmp").text()?;
     ensure!(output == "a guest\n/tmp\n", "{output}");
 
+    let user = vm.shell("id -u; id -g; cat /dev/ttyS0").user(1000).output()?;
+    ensure!(user.stdout == b"1000\n1000\n" && !user.exit.success(), "{user:?}");
+
     let error = vm.command(["no-such-program"]).output().unwrap_err();
     ensure!(error.to_string().contains("cannot start no-such-program"), "{error:#}");
     Ok(())
@@ -91,6 +97,42 @@ fn kernel_6_1() -> Result<()> {
 #[test]
 fn kernel_6_12() -> Result<()> {
     walk_through(KernelVersion::V6_12)
+}
+
+/// Folders, disks, programs of the host, a second processor and the network, in one boot.
+#[test]
+fn what_a_machine_can_be_given() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let (folder, disk) = (dir.path().join("a folder"), dir.path().join("disk"));
+    fs::create_dir(&folder)?;
+    fs::write(folder.join("file"), "of the host\n")?;
+    fs::copy("/usr/bin/sort", folder.join("sort"))?;
+    fs::write(&disk, [7; 1536])?;
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let builder =
+        Vm::builder().memory_mib(512).cpus(2).network().share_programs(&folder).disk(&disk, "/mnt/disk");
+    let vm = builder.boot(&Artifacts::open()?)?;
+    let check = || {
+        let folder = folder.to_str().context("a folder with a name that is text")?;
+        let text = vm.command(["./sort", "-r", "file", "-"]).current_dir(folder).stdin(b"z\na\n").text()?;
+        ensure!(text == "z\nof the host\na\n", "{text}");
+        let written = vm.shell("echo x > file").current_dir(folder).output()?;
+        ensure!(!written.exit.success(), "the guest wrote into the host's folder");
+        ensure!(vm.pull("/mnt/disk")? == [7; 1536], "another disk");
+        ensure!(vm.command(["nproc"]).text()? == "2\n", "not two processors");
+        Ok(())
+    };
+    check()?;
+    vm.reboot()?;
+    check()?;
+
+    let port = listener.local_addr()?.port().to_string();
+    let guest = vm.shell("echo from the guest | nc 10.0.2.2 $PORT").env("PORT", &port).spawn()?;
+    let mut line = String::new();
+    BufReader::new(listener.accept()?.0).read_line(&mut line)?;
+    ensure!(line == "from the guest\n", "{line}");
+    drop(guest);
+    vm.power_off()
 }
 
 #[test]

@@ -66,6 +66,8 @@ pub struct Exec {
     pub env: Vec<(String, String)>,
     /// Working folder, `/` if none.
     pub cwd: Option<String>,
+    /// The user and group, by number, to run as instead of root.
+    pub uid: Option<u32>,
 }
 
 /// A line from the agent.

@@ -145,7 +145,11 @@ impl Input {
 
 fn start_program(id: u64, exec: &Exec, host: &Host) -> Result<Job> {
     let [program, arguments @ ..] = exec.argv.as_slice() else { anyhow::bail!("no program given") };
-    let mut child = Command::new(program)
+    let mut command = Command::new(program);
+    if let Some(uid) = exec.uid {
+        command.uid(uid).gid(uid);
+    }
+    let mut child = command
         .args(arguments)
         .envs(exec.env.iter().map(|(name, value)| (name, value)))
         .current_dir(exec.cwd.as_deref().unwrap_or("/"))

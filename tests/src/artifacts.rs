@@ -94,6 +94,14 @@ impl Store {
         Ok(repacked)
     }
 
+    /// The CPU back-end for an emulated CPU, beside the same programs.
+    pub fn llama_emulated(&self) -> Result<LlamaBuild> {
+        let plain = self.llama()?;
+        let emulated = self.built(&self.manifest.llama, &build::LLAMA_EMULATED)?;
+        build::link_missing(&plain.bin, &emulated.bin)?;
+        Ok(emulated)
+    }
+
     /// llama.cpp's libraries with ggml 0.26, whose back-end API is 3. No programs.
     pub fn llama_next(&self) -> Result<LlamaBuild> {
         self.built(&self.manifest.llama_next, &build::LLAMA_NEXT)

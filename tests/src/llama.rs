@@ -165,7 +165,7 @@ pub fn bench(
 #[derive(Debug)]
 pub struct RpcServer {
     _running: Running,
-    address: String,
+    port: u16,
 }
 
 impl RpcServer {
@@ -180,12 +180,17 @@ impl RpcServer {
         let mut running = process::spawn(&mut command)?;
         let address = format!("127.0.0.1:{port}");
         running.wait_until("accepting connections", RUN_TIMEOUT, |_| TcpStream::connect(&address).is_ok())?;
-        Ok(Self { _running: running, address })
+        Ok(Self { _running: running, port })
+    }
+
+    /// The port of the loopback interface where it listens.
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// The device that programs then use.
     pub fn device(&self) -> Device {
-        Device::Rpc(self.address.clone())
+        Device::Rpc(format!("127.0.0.1:{}", self.port))
     }
 }
 

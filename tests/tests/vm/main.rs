@@ -1,0 +1,5 @@
+//! Stock llama.cpp in guests.
+
+#![cfg(target_os = "linux")]
+
+mod stock;

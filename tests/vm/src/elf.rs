@@ -97,7 +97,7 @@ fn read(path: &Path) -> Result<Needs> {
         let strings = sections.strings(endian, &*data, strings)?;
         for entry in entries {
             let text = || anyhow::Ok(std::str::from_utf8(entry.string(endian, strings)?)?.to_owned());
-            match entry.tag(endian) {
+            match u32::try_from(entry.d_tag(endian)).unwrap_or(u32::MAX) {
                 DT_NEEDED => needs.libraries.push(text()?),
                 DT_RUNPATH | DT_RPATH => needs.run_paths.push(text()?),
                 _ => {}

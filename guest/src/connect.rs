@@ -235,8 +235,8 @@ fn arena_at(
     let mapping = arena::map(&memory, opened)?;
     // A child that was forked off has nothing to say here.
     mapping.advise(memmap2::Advice::DontFork)?;
-    let (events, counters) = ((guest_event, host_event), Arc::new(arena::Counters::default()));
-    Ok(arena::channel(Arc::new(mapping), opened, End::Guest, events, socket, counters)?)
+    let events = (guest_event, host_event);
+    Ok(arena::channel(Arc::new(mapping), opened, End::Guest, events, socket)?)
 }
 
 #[cfg(not(target_os = "linux"))]

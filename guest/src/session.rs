@@ -21,8 +21,10 @@ use ferry_protocol::frame::{Flags, Header};
 use ferry_protocol::ids::{Seq, StreamId};
 use ferry_protocol::reply::NoticeHeader;
 use ferry_protocol::status::Status;
-use ferry_unix::Channel;
+use ferry_unix::{Channel, Counters};
 use std::collections::HashMap;
+use std::io::Write;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -32,6 +34,9 @@ const FAILURES_LOGGED_MAX: u32 = 20;
 
 /// The environment variable for how long to look for an answer before sleeping, in microseconds.
 const SPIN_VARIABLE: &str = "FERRY_SPIN_US";
+
+/// The environment variable for a file that gets a line of counters when a session ends.
+const STATS_VARIABLE: &str = "FERRY_STATS";
 
 /// The session cannot be used (any more). It was logged where it was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +88,7 @@ pub struct Session {
     outbox: Mutex<Outbox>,
     receiver: Mutex<Box<dyn Receiver>>,
     waiter: Arc<dyn Waiter>,
+    counters: Arc<Counters>,
     inbox: Mutex<Inbox>,
     delivered: Condvar,
     mark: ForkMark,
@@ -104,6 +110,7 @@ impl Session {
             outbox: Mutex::new(Outbox { sender: channel.sender, last: 0 }),
             receiver: Mutex::new(channel.receiver),
             waiter: channel.waiter,
+            counters: channel.counters,
             inbox: Mutex::default(),
             delivered: Condvar::new(),
             mark: ForkMark::new()?,
@@ -354,6 +361,19 @@ impl Session {
         }
     }
 
+    /// Appends what this session did to a file, as one line of JSON.
+    fn append_stats(&self, path: &Path) {
+        let ((doorbells, waits), messages) = (self.counters.read(), lock(&self.outbox).last);
+        let pid = std::process::id();
+        let line = format!(
+            "{{\"guest_pid\":{pid},\"messages\":{messages},\"doorbells\":{doorbells},\"waits\":{waits}}}\n"
+        );
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {
+            log::line(Level::Warn, &format!("{STATS_VARIABLE}={}: {error}", path.display()));
+        }
+    }
+
     fn lose(&self, error: &Broken) -> Lost {
         lose(&mut lock(&self.inbox), error);
         self.delivered.notify_all();
@@ -418,6 +438,10 @@ impl Drop for Session {
         // is kept for good.
         if self.mark.is_child() {
             std::mem::forget(self.waiter.clone());
+            return;
+        }
+        if let Some(path) = std::env::var_os(STATS_VARIABLE) {
+            self.append_stats(Path::new(&path));
         }
     }
 }

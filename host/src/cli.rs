@@ -74,7 +74,8 @@ pub struct Serve {
 /// How workers serve.
 #[derive(Args, Clone, Debug)]
 pub struct Tuning {
-    /// Append each session's counters to this file, as a line of JSON, when it ends.
+    /// Append each session's counters to this file, as a line of JSON, when it ends; for a virtual machine also those of
+    /// its device.
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
     /// Microseconds to look for the next message before sleeping. Default: 50 with 4 cores or more, else 0.
@@ -88,6 +89,9 @@ pub struct Front {
     /// The socket is for a virtual machine's device.
     #[arg(long)]
     pub vhost_user: bool,
+    /// Append the device's counters to this file whenever a session ends.
+    #[arg(long)]
+    pub stats: Option<PathBuf>,
     /// The supervisor.
     #[arg(long)]
     pub parent: u32,

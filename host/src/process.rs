@@ -63,25 +63,22 @@ pub fn run_worker(arguments: &Worker) -> anyhow::Result<()> {
         client_pid: arguments.client_pid,
     };
     let opened = Header { seq: arguments.open_seq, ..Header::request(CallCode::OPEN, StreamId::SESSION, 0) };
-    let (channel, counters) = match Transport(arguments.transport) {
+    let channel = match Transport(arguments.transport) {
         Transport::ARENA => open_arena(socket, opened)?,
         Transport::VIRTGPU => open_virtgpu(socket)?,
         _ => open_stream(socket, opened)?,
     };
-    worker::serve(Arc::new(library), channel, &config, &*counters)
+    worker::serve(Arc::new(library), channel, &config)
 }
 
-/// Doorbells and sleeps so far.
-type Waited = Box<dyn Fn() -> (u64, u64)>;
-
-fn open_stream(socket: UnixStream, opened: Header) -> anyhow::Result<(Channel, Waited)> {
+fn open_stream(socket: UnixStream, opened: Header) -> anyhow::Result<Channel> {
     frames::write(&socket, opened, bytemuck::bytes_of(&Opened::default()), &[])
         .context("cannot answer the guest")?;
-    Ok((stream::channel(socket)?, Box::new(|| (0, 0))))
+    Ok(stream::channel(socket)?)
 }
 
 #[cfg(target_os = "linux")]
-fn open_arena(socket: UnixStream, opened: Header) -> anyhow::Result<(Channel, Waited)> {
+fn open_arena(socket: UnixStream, opened: Header) -> anyhow::Result<Channel> {
     use std::os::fd::AsRawFd;
     let shared = arena::make().context("cannot make the shared memory of a session")?;
     let mapping = arena::map(&shared.memory, &shared.layout)?;
@@ -93,7 +90,7 @@ fn open_arena(socket: UnixStream, opened: Header) -> anyhow::Result<(Channel, Wa
 
 /// The arena is in the guest's memory: the front says where. Its connection ends when the session does.
 #[cfg(target_os = "linux")]
-fn open_virtgpu(socket: UnixStream) -> anyhow::Result<(Channel, Waited)> {
+fn open_virtgpu(socket: UnixStream) -> anyhow::Result<Channel> {
     use crate::front::{ARENA_MESSAGE_BYTES_MAX, ArenaMessage};
     use crate::gpu::mmap::Stitched;
     let (_, message, mut fds) = frames::read_up_to(&socket, ARENA_MESSAGE_BYTES_MAX)
@@ -115,21 +112,17 @@ fn rings(
     layout: &Opened,
     events: (std::os::fd::OwnedFd, std::os::fd::OwnedFd),
     socket: UnixStream,
-) -> anyhow::Result<(Channel, Waited)> {
+) -> anyhow::Result<Channel> {
     use ferry_protocol::channel::arena::End;
-    use std::sync::atomic::Ordering;
-    let counters = Arc::new(arena::Counters::default());
-    let channel = arena::channel(mapping, layout, End::Host, events, socket, counters.clone())?;
-    let read = move || (counters.doorbells.load(Ordering::Relaxed), counters.waits.load(Ordering::Relaxed));
-    Ok((channel, Box::new(read)))
+    Ok(arena::channel(mapping, layout, End::Host, events, socket)?)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn open_arena(_: UnixStream, _: Header) -> anyhow::Result<(Channel, Waited)> {
+fn open_arena(_: UnixStream, _: Header) -> anyhow::Result<Channel> {
     bail!("shared memory between processes is only served on Linux")
 }
 
 #[cfg(not(target_os = "linux"))]
-fn open_virtgpu(_: UnixStream) -> anyhow::Result<(Channel, Waited)> {
+fn open_virtgpu(_: UnixStream) -> anyhow::Result<Channel> {
     bail!("virtio-gpu is only served on Linux")
 }

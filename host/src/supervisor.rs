@@ -74,7 +74,7 @@ pub fn run(serve: &Serve) -> anyhow::Result<()> {
             if readable {
                 listener.serve_front(serve);
             }
-            listener.reap(&welcome)?;
+            listener.reap(serve, &welcome)?;
         }
     }
     tracing::info!("stopping");
@@ -143,7 +143,7 @@ fn drain(signals: &mut UnixStream) {
 impl Listener {
     fn start(guests: Guests, path: &Path, serve: &Serve, welcome: &[u8]) -> anyhow::Result<Self> {
         let socket = OwnedFd::from(bind(guests, path, serve.socket_mode)?);
-        let (front, control) = start_front(guests, &socket, welcome)?;
+        let (front, control) = start_front(guests, &socket, serve, welcome)?;
         Ok(Self { guests, path: path.to_path_buf(), socket, front, control, workers: Vec::new() })
     }
 
@@ -201,7 +201,7 @@ impl Listener {
     }
 
     /// Takes note of children that ended; a front that did is replaced.
-    fn reap(&mut self, welcome: &[u8]) -> anyhow::Result<()> {
+    fn reap(&mut self, serve: &Serve, welcome: &[u8]) -> anyhow::Result<()> {
         self.workers.retain_mut(|(_, worker)| match worker.try_wait() {
             Ok(Some(status)) => {
                 if !status.success() {
@@ -213,7 +213,7 @@ impl Listener {
         });
         if let Ok(Some(status)) = self.front.try_wait() {
             tracing::error!("the front of {} ended: {status}; starting another", self.path.display());
-            (self.front, self.control) = start_front(self.guests, &self.socket, welcome)?;
+            (self.front, self.control) = start_front(self.guests, &self.socket, serve, welcome)?;
         }
         Ok(())
     }
@@ -239,11 +239,19 @@ impl Drop for Listener {
     }
 }
 
-fn start_front(guests: Guests, socket: &OwnedFd, welcome: &[u8]) -> anyhow::Result<(Child, UnixStream)> {
+fn start_front(
+    guests: Guests,
+    socket: &OwnedFd,
+    serve: &Serve,
+    welcome: &[u8],
+) -> anyhow::Result<(Child, UnixStream)> {
     let (control, theirs) = UnixStream::pair()?;
     let mut command = ferryd(&["front", "--parent", &std::process::id().to_string()]);
     if guests == Guests::Vm {
         command.arg("--vhost-user");
+    }
+    if let Some(stats) = &serve.tuning.stats {
+        command.arg("--stats").arg(stats);
     }
     let front = command
         .stdin(Stdio::from(socket.try_clone()?))

@@ -125,6 +125,22 @@ impl CallCode {
     /// Fills the end of a ring where the next record does not fit; only the channel sees it.
     pub const PAD: Self = Self(0);
 
+    /// Whether the other side need not be woken for it: nobody can tell whether it was done before something is computed,
+    /// read, or waited for. A token's inputs then cost no doorbell of their own.
+    pub fn is_preparation(self) -> bool {
+        matches!(
+            self,
+            Self::WRITE
+                | Self::SET_TENSOR
+                | Self::INIT_TENSOR
+                | Self::MEMSET_TENSOR
+                | Self::SET_USAGE
+                | Self::SET_THREADS
+                | Self::GRAPH_DEF
+                | Self::GRAPH_PATCH
+        )
+    }
+
     /// The row of this code, or `None` for a code that nobody defined.
     pub fn row(self) -> Option<&'static Call> {
         CALLS.iter().find(|call| call.code == self)

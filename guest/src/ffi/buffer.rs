@@ -257,9 +257,10 @@ unsafe extern "C" fn free_buffer(buffer: Handle) {
 }
 
 unsafe extern "C" fn get_base(buffer: Handle) -> *mut c_void {
-    // SAFETY: the buffer is ours.
     guard(std::ptr::null_mut(), || {
-        unsafe { context(buffer) }.map_or(std::ptr::null_mut(), |c| c.reservation.base())
+        // SAFETY: the buffer is ours.
+        let context = unsafe { context(buffer) };
+        context.map_or(std::ptr::null_mut(), |context| context.reservation.base())
     })
 }
 

@@ -16,10 +16,12 @@ use ferry_protocol::channel::Broken;
 use ferry_protocol::channel::memory::{MappedRange, Memory};
 use ferry_protocol::channel::ring::Doorbell;
 use ferry_protocol::virtgpu::{Command, ReplyPlace, SessionState};
+use ferry_unix::Counters;
 use ferry_unix::arena::{event, notify, reset};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -36,16 +38,26 @@ pub struct FenceDoorbell {
     state: MappedRange,
     fence: Mutex<Fence>,
     nudge: OwnedFd,
+    /// EXECBUFFERs, and sleeps.
+    counters: Arc<Counters>,
     plain: Vec<u8>,
     armed: Vec<u8>,
 }
 
 impl FenceDoorbell {
     /// The doorbell of the session whose context is that of `node`.
-    pub fn new(node: Arc<Node>, state: MappedRange) -> io::Result<Self> {
+    pub fn new(node: Arc<Node>, state: MappedRange, counters: Arc<Counters>) -> io::Result<Self> {
         let command = |arm| Command::Doorbell { arm }.encode(ReplyPlace::default());
         let fence = Mutex::new(Fence::None);
-        Ok(Self { node, state, fence, nudge: event()?, plain: command(false), armed: command(true) })
+        Ok(Self {
+            node,
+            state,
+            fence,
+            nudge: event()?,
+            counters,
+            plain: command(false),
+            armed: command(true),
+        })
     }
 
     fn fence(&self) -> MutexGuard<'_, Fence> {
@@ -53,6 +65,7 @@ impl FenceDoorbell {
     }
 
     fn arm(&self) -> io::Result<OwnedFd> {
+        self.counters.doorbells.fetch_add(1, Ordering::Relaxed);
         Ok(uapi::exec_fenced(self.node.as_fd(), &self.armed)?)
     }
 
@@ -74,6 +87,7 @@ impl Doorbell for FenceDoorbell {
             },
             // A ring that comes after the fence was armed still has to wake the host.
             Fence::Armed(_) | Fence::SleptOn => {
+                self.counters.doorbells.fetch_add(1, Ordering::Relaxed);
                 if let Err(error) = uapi::exec(self.node.as_fd(), &self.plain, &[]) {
                     crate::log::line(crate::log::Level::Error, &format!("doorbell: {error}"));
                 }
@@ -85,6 +99,7 @@ impl Doorbell for FenceDoorbell {
         if self.is_lost() {
             return Err(Broken::Closed);
         }
+        self.counters.waits.fetch_add(1, Ordering::Relaxed);
         let slept_on = {
             let mut fence = self.fence();
             match std::mem::replace(&mut *fence, Fence::SleptOn) {

@@ -25,7 +25,7 @@ use ferry_protocol::virtgpu::{
     CAPSET_ID, CAPSET_MAGIC, CAPSET_VERSION, Capset, Command, Open as OpenCommand, ReplyHeader, ReplyPlace,
     ReplyStatus,
 };
-use ferry_unix::Channel;
+use ferry_unix::{Channel, Counters};
 use memmap2::{MmapOptions, MmapRaw};
 use std::io;
 use std::os::fd::AsFd;
@@ -141,10 +141,11 @@ impl GpuNode {
             MappedRange::new(mapping.clone(), SESSION_STATE_OFFSET, 4).expect("lies in the first page");
         let arena =
             Arena::new(mapping, layout, End::Guest).map_err(|error| self.nonsense(&error.to_string()))?;
-        let doorbell = FenceDoorbell::new(node, state)?;
+        let counters = Arc::new(Counters::default());
+        let doorbell = FenceDoorbell::new(node, state, counters.clone())?;
         let side = Side::new(arena.incoming, arena.outgoing, arena.words, doorbell);
         let (sender, receiver) = halves(&side);
-        Ok(Channel { sender: Box::new(sender), receiver: Box::new(receiver), waiter: side })
+        Ok(Channel { sender: Box::new(sender), receiver: Box::new(receiver), waiter: side, counters })
     }
 
     fn nonsense(&self, text: &str) -> ConnectError {

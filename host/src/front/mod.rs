@@ -21,6 +21,7 @@ use link::Supervisor;
 use std::io::stdout;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
 
 /// `ferryd front`: standard input is the listening socket, standard output the supervisor.
 pub fn run(arguments: &cli::Front) -> anyhow::Result<()> {
@@ -31,18 +32,23 @@ pub fn run(arguments: &cli::Front) -> anyhow::Result<()> {
     let (_, welcome, _) = frames::read(&supervisor).context("the supervisor sent no devices")?;
     let supervisor = Supervisor::new(supervisor);
     if arguments.vhost_user {
-        serve_vm(listener, welcome, supervisor)
+        serve_vm(listener, welcome, supervisor, arguments.stats.clone())
     } else {
         unix::serve(&listener, welcome, supervisor)
     }
 }
 
 #[cfg(target_os = "linux")]
-fn serve_vm(listener: UnixListener, welcome: Vec<u8>, supervisor: Supervisor) -> anyhow::Result<()> {
-    vm::serve(listener, welcome, supervisor)
+fn serve_vm(
+    listener: UnixListener,
+    welcome: Vec<u8>,
+    supervisor: Supervisor,
+    stats: Option<PathBuf>,
+) -> anyhow::Result<()> {
+    vm::serve(listener, welcome, supervisor, stats)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn serve_vm(_: UnixListener, _: Vec<u8>, _: Supervisor) -> anyhow::Result<()> {
+fn serve_vm(_: UnixListener, _: Vec<u8>, _: Supervisor, _: Option<PathBuf>) -> anyhow::Result<()> {
     anyhow::bail!("vhost-user is only served on Linux")
 }

@@ -26,9 +26,11 @@ use ferry_protocol::{VERSION_MAX, VERSION_MIN};
 use ferry_unix::{arena, frames};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::collections::HashMap;
+use std::io::Write;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -44,9 +46,14 @@ pub const ARENA_MESSAGE_BYTES_MAX: usize =
     size_of::<ArenaHeader>() + ARENA_EXTENTS_MAX * size_of::<ExtentRecord>();
 
 /// Serves one VM after the other at `listener`.
-pub fn serve(listener: UnixListener, welcome: Vec<u8>, supervisor: Supervisor) -> anyhow::Result<()> {
+pub fn serve(
+    listener: UnixListener,
+    welcome: Vec<u8>,
+    supervisor: Supervisor,
+    stats: Option<PathBuf>,
+) -> anyhow::Result<()> {
     let wakeups = Wakeups::new();
-    let workers = Workers { welcome, supervisor, wakeups: wakeups.clone(), sessions: HashMap::new() };
+    let workers = Workers { welcome, supervisor, wakeups: wakeups.clone(), sessions: HashMap::new(), stats };
     let device = Device::new(Box::new(workers), wakeups, Limits::default(), VERSION_MIN..=VERSION_MAX)?;
     Server::from_listener(listener, Arc::new(Mutex::new(device))).run()
 }
@@ -101,6 +108,8 @@ struct Workers {
     supervisor: Supervisor,
     wakeups: Wakeups,
     sessions: HashMap<SessionId, Worker>,
+    /// Gets a line of the device's counters whenever a session ends.
+    stats: Option<PathBuf>,
 }
 
 /// A session's worker, seen from here.
@@ -199,10 +208,28 @@ impl Contexts for Workers {
             }
             patience = KILL_AGAIN;
         }
+        self.append_stats();
     }
 }
 
 impl Workers {
+    /// The device's counters, as one line of JSON: what the guest cost, counted by somebody else than guest and worker.
+    fn append_stats(&self) {
+        let Some(path) = &self.stats else { return };
+        let counters: serde_json::Map<_, _> = self
+            .wakeups
+            .counters()
+            .named()
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value.into()))
+            .collect();
+        let line = format!("{}\n", serde_json::json!({ "device": counters }));
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {
+            tracing::error!("cannot write {}: {error}", path.display());
+        }
+    }
+
     /// Hears a worker: passes its wake-ups on to the guest, and notes its end.
     fn watch(
         &self,

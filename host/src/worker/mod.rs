@@ -26,14 +26,9 @@ pub struct Config {
     pub client_pid: u32,
 }
 
-/// Serves the guest at the other end of `channel` until it goes away. `waited` gives the doorbells and sleeps so far.
-pub fn serve(
-    library: Arc<Library>,
-    channel: Channel,
-    config: &Config,
-    waited: &dyn Fn() -> (u64, u64),
-) -> anyhow::Result<()> {
-    let Channel { sender, mut receiver, waiter } = channel;
+/// Serves the guest at the other end of `channel` until it goes away.
+pub fn serve(library: Arc<Library>, channel: Channel, config: &Config) -> anyhow::Result<()> {
+    let Channel { sender, mut receiver, waiter, counters } = channel;
     let mut replies = Replies { sender, waiter: waiter.clone() };
     let mut session = Session::new(library, config.client_pid);
     let ended = loop {
@@ -42,7 +37,7 @@ pub fn serve(
             break error;
         }
     };
-    (session.stats.doorbells, session.stats.waits) = waited();
+    (session.stats.doorbells, session.stats.waits) = counters.read();
     if let Some(path) = &config.stats {
         session.stats.append_to(path).with_context(|| format!("cannot write {}", path.display()))?;
     }

@@ -17,6 +17,9 @@
 //! fence between the two, so at least one of them sees the other (Dekker), and no wake-up is lost. Room is signalled
 //! only when half of the ring is free: a record is at most a quarter of it and needs at most another quarter of
 //! padding, so whoever found no room is helped by that, and is not woken for every record that goes.
+//!
+//! A message that only prepares something ([`CallCode::is_preparation`]) does not wake the other side by itself, unless
+//! there is much of it: the next message that does wakes it for both, and so does [`Sender::flush`].
 
 use super::memory::Memory;
 use super::{Broken, Interest, Payload, Receiver, Sender, Waiter};
@@ -46,6 +49,9 @@ pub struct SleepWord(AtomicU32);
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 struct Line<T>(T);
+
+/// More than this part of the ring, and the other side is woken for preparations too: an upload is to overlap.
+const PREPARED_PART: usize = 8;
 
 const SLEEPS_FOR_RECORDS: u32 = 1;
 const SLEEPS_FOR_SPACE: u32 = 2;
@@ -99,7 +105,9 @@ impl<R: RingMemory, W: SleepWords, D: Doorbell> Side<R, W, D> {
         let word = &self.words.peer().0;
         // Relaxed: the fence above orders it; the common case, an awake peer, costs one load. Only the bit that is rung
         // for is cleared: by now the peer may have been awake and gone to sleep again for something else.
-        if word.load(Ordering::Relaxed) & reason != 0 && word.fetch_and(!reason, Ordering::AcqRel) & reason != 0 {
+        if word.load(Ordering::Relaxed) & reason != 0
+            && word.fetch_and(!reason, Ordering::AcqRel) & reason != 0
+        {
             self.doorbell.ring();
         }
     }
@@ -141,6 +149,8 @@ pub struct Producer<R, W, D> {
     side: Arc<Side<R, W, D>>,
     /// Our own position; the published one may have been overwritten.
     tail: u64,
+    /// Something was published that the other side was not woken for.
+    unannounced: bool,
 }
 
 /// The receiving half of a side.
@@ -152,7 +162,7 @@ pub struct Consumer<R, W, D> {
 
 /// The halves of `side`, whose rings are empty and new.
 pub fn halves<R, W, D>(side: &Arc<Side<R, W, D>>) -> (Producer<R, W, D>, Consumer<R, W, D>) {
-    (Producer { side: side.clone(), tail: 0 }, Consumer { side: side.clone(), head: 0 })
+    (Producer { side: side.clone(), tail: 0, unannounced: false }, Consumer { side: side.clone(), head: 0 })
 }
 
 impl<R: RingMemory, W: SleepWords, D: Doorbell> Sender for Producer<R, W, D> {
@@ -185,11 +195,18 @@ impl<R: RingMemory, W: SleepWords, D: Doorbell> Sender for Producer<R, W, D> {
         self.tail += (padding + need) as u64;
         // Release: the record is there before its position says so.
         ring.positions().tail.0.store(self.tail, Ordering::Release);
-        self.side.wake_peer(SLEEPS_FOR_RECORDS);
+        let in_flight = used as usize + padding + need;
+        self.unannounced = header.call.is_preparation() && in_flight <= capacity / PREPARED_PART;
+        if !self.unannounced {
+            self.side.wake_peer(SLEEPS_FOR_RECORDS);
+        }
         Ok(true)
     }
 
     fn flush(&mut self) -> Result<bool, Broken> {
+        if std::mem::take(&mut self.unannounced) {
+            self.side.wake_peer(SLEEPS_FOR_RECORDS);
+        }
         Ok(true)
     }
 

@@ -2,9 +2,7 @@
 
 use super::requests::{buffer, layout, layout_bytes};
 use super::{rows, takes_exactly};
-use ferry_protocol::graph::{
-    GraphError, GraphTables, PatchHeader, TensorChange, decode_patch, encode_patch,
-};
+use ferry_protocol::graph::{GraphError, GraphTables, PatchHeader, TensorChange, decode_patch, encode_patch};
 use ferry_protocol::ids::GraphId;
 use ferry_protocol::limits::{GRAPH_NAME_BYTES_MAX, GRAPH_TENSORS_MAX};
 use ferry_protocol::ops::Op;
@@ -16,16 +14,16 @@ const NONE: [u8; 4] = [0xff; 4];
 /// A leaf named `w`.
 pub fn leaf_bytes() -> Vec<u8> {
     rows(&[
-        &layout_bytes(),     // layout, 88 bytes
-        &[0; 8],             // view_offset
-        &[0, 0, 0, 0],       // op: NONE
-        &[0, 0, 0, 0],       // flags
-        &[0; 64],            // op_params
-        &NONE.repeat(10),    // src
-        &NONE,               // view_src
-        &[2, 0, 0, 0],       // use_count
-        &[0, 0, 0, 0],       // name_offset
-        &[1, 0, 0, 0],       // name_len
+        &layout_bytes(),  // layout, 88 bytes
+        &[0; 8],          // view_offset
+        &[0, 0, 0, 0],    // op: NONE
+        &[0, 0, 0, 0],    // flags
+        &[0; 64],         // op_params
+        &NONE.repeat(10), // src
+        &NONE,            // view_src
+        &[2, 0, 0, 0],    // use_count
+        &[0, 0, 0, 0],    // name_offset
+        &[1, 0, 0, 0],    // name_len
     ])
 }
 
@@ -36,27 +34,29 @@ pub fn leaf() -> TensorRecord {
 /// RELU of the leaf, named `out`.
 pub fn relu_bytes() -> Vec<u8> {
     rows(&[
-        &[64, 0, 0, 0, 0, 0, 0, 0],        // ne[0]
-        &[3, 0, 0, 0, 0, 0, 0, 0],         // ne[1]
-        &[1, 0, 0, 0, 0, 0, 0, 0],         // ne[2]
-        &[1, 0, 0, 0, 0, 0, 0, 0],         // ne[3]
-        &[4, 0, 0, 0, 0, 0, 0, 0],         // nb[0]
-        &[0, 1, 0, 0, 0, 0, 0, 0],         // nb[1]
-        &[0, 3, 0, 0, 0, 0, 0, 0],         // nb[2]
-        &[0, 3, 0, 0, 0, 0, 0, 0],         // nb[3]
-        &[5, 0, 0, 0, 7, 0, 0, 0],         // buffer
-        &[0, 0x20, 0, 0, 0, 0, 0, 0],      // offset
-        &[0, 0, 0, 0],                     // kind: F32
-        &[0, 0, 0, 0],                     // reserved
-        &[0; 8],                           // view_offset
-        &[91, 0, 0, 0],                    // op: UNARY
-        &[18, 0, 0, 0],                    // flags: OUTPUT, COMPUTE
-        &[6, 0, 0, 0], &[0; 60],           // op_params: RELU
-        &[0, 0, 0, 0], &NONE.repeat(9),    // src
-        &NONE,                             // view_src
-        &[0, 0, 0, 0],                     // use_count
-        &[1, 0, 0, 0],                     // name_offset
-        &[3, 0, 0, 0],                     // name_len
+        &[64, 0, 0, 0, 0, 0, 0, 0],   // ne[0]
+        &[3, 0, 0, 0, 0, 0, 0, 0],    // ne[1]
+        &[1, 0, 0, 0, 0, 0, 0, 0],    // ne[2]
+        &[1, 0, 0, 0, 0, 0, 0, 0],    // ne[3]
+        &[4, 0, 0, 0, 0, 0, 0, 0],    // nb[0]
+        &[0, 1, 0, 0, 0, 0, 0, 0],    // nb[1]
+        &[0, 3, 0, 0, 0, 0, 0, 0],    // nb[2]
+        &[0, 3, 0, 0, 0, 0, 0, 0],    // nb[3]
+        &[5, 0, 0, 0, 7, 0, 0, 0],    // buffer
+        &[0, 0x20, 0, 0, 0, 0, 0, 0], // offset
+        &[0, 0, 0, 0],                // kind: F32
+        &[0, 0, 0, 0],                // reserved
+        &[0; 8],                      // view_offset
+        &[91, 0, 0, 0],               // op: UNARY
+        &[18, 0, 0, 0],               // flags: OUTPUT, COMPUTE
+        &[6, 0, 0, 0],
+        &[0; 60], // op_params: RELU
+        &[0, 0, 0, 0],
+        &NONE.repeat(9), // src
+        &NONE,           // view_src
+        &[0, 0, 0, 0],   // use_count
+        &[1, 0, 0, 0],   // name_offset
+        &[3, 0, 0, 0],   // name_len
     ])
 }
 
@@ -84,31 +84,31 @@ pub fn relu() -> TensorRecord {
 
 pub fn definition() -> (Vec<u8>, GraphTables) {
     let golden = rows(&[
-        &[3, 0, 0, 0],  // graph: slot
-        &[9, 0, 0, 0],  // graph: generation
-        &[2, 0, 0, 0],  // tensors
-        &[1, 0, 0, 0],  // nodes
-        &[4, 0, 0, 0],  // name_bytes
-        &[0, 0, 0, 0],  // reserved
-        &leaf_bytes(),  // tensor 0
-        &relu_bytes(),  // tensor 1
-        &[1, 0, 0, 0],  // node 0: tensor 1
-        b"wout",        // names
+        &[3, 0, 0, 0], // graph: slot
+        &[9, 0, 0, 0], // graph: generation
+        &[2, 0, 0, 0], // tensors
+        &[1, 0, 0, 0], // nodes
+        &[4, 0, 0, 0], // name_bytes
+        &[0, 0, 0, 0], // reserved
+        &leaf_bytes(), // tensor 0
+        &relu_bytes(), // tensor 1
+        &[1, 0, 0, 0], // node 0: tensor 1
+        b"wout",       // names
     ]);
     (golden, GraphTables { tensors: vec![leaf(), relu()], nodes: vec![1], names: b"wout".to_vec() })
 }
 
 pub fn patch() -> (Vec<u8>, PatchHeader, Vec<TensorChange>) {
     let golden = rows(&[
-        &[3, 0, 0, 0],   // from: slot
-        &[9, 0, 0, 0],   // from: generation
-        &[3, 0, 0, 0],   // to: slot
-        &[10, 0, 0, 0],  // to: generation
-        &[1, 0, 0, 0],   // changes
-        &[0, 0, 0, 0],   // reserved
-        &[1, 0, 0, 0],   // change 0: place in the table
-        &[0, 0, 0, 0],   // change 0: reserved
-        &relu_bytes(),   // change 0: the tensor
+        &[3, 0, 0, 0],  // from: slot
+        &[9, 0, 0, 0],  // from: generation
+        &[3, 0, 0, 0],  // to: slot
+        &[10, 0, 0, 0], // to: generation
+        &[1, 0, 0, 0],  // changes
+        &[0, 0, 0, 0],  // reserved
+        &[1, 0, 0, 0],  // change 0: place in the table
+        &[0, 0, 0, 0],  // change 0: reserved
+        &relu_bytes(),  // change 0: the tensor
     ]);
     let (from, to) = (GraphId { slot: 3, generation: 9 }, GraphId { slot: 3, generation: 10 });
     let changes = vec![TensorChange { at: 1, reserved: 0, tensor: relu() }];

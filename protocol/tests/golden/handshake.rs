@@ -4,8 +4,8 @@ use super::{is_exactly, rows, takes_exactly};
 use ferry_protocol::calls::CallCode;
 use ferry_protocol::frame::{Flags, Header};
 use ferry_protocol::hello::{
-    DeviceFlags, DeviceKind, DeviceRecord, Hello, MAGIC, Open, Opened, Transport, WelcomeError, WelcomeHeader,
-    decode_welcome, encode_welcome, text_field,
+    DeviceFlags, DeviceKind, DeviceRecord, Hello, MAGIC, Open, Opened, Transport, WelcomeError,
+    WelcomeHeader, decode_welcome, encode_welcome, text_field,
 };
 use ferry_protocol::ids::StreamId;
 use ferry_protocol::status::Status;
@@ -65,18 +65,20 @@ fn device() -> DeviceRecord {
 #[test]
 fn welcome() {
     let golden = rows(&[
-        b"ggferry\0",                                     // magic
-        &[1, 0],                                          // version
-        &[ferry_protocol::VERSION_MAX as u8, 0],          // version_max
-        &[1, 0, 0, 0],                                    // devices
-        b"CUDA0", &[0; 59],                               // name, 64 bytes
-        b"NVIDIA H200", &[0; 117],                        // description, 128 bytes
-        &[0, 0x10, 0, 0, 0, 0, 0, 0],                     // memory_free
-        &[0, 0x20, 0, 0, 0, 0, 0, 0],                     // memory_total
-        &[0x80, 0, 0, 0, 0, 0, 0, 0],                     // alignment
-        &[0, 0x30, 0, 0, 0, 0, 0, 0],                     // buffer_bytes_max
-        &[1, 0, 0, 0],                                    // kind: GPU
-        &[3, 0, 0, 0],                                    // flags: THREADS, INIT_TENSOR
+        b"ggferry\0",                            // magic
+        &[1, 0],                                 // version
+        &[ferry_protocol::VERSION_MAX as u8, 0], // version_max
+        &[1, 0, 0, 0],                           // devices
+        b"CUDA0",
+        &[0; 59], // name, 64 bytes
+        b"NVIDIA H200",
+        &[0; 117],                    // description, 128 bytes
+        &[0, 0x10, 0, 0, 0, 0, 0, 0], // memory_free
+        &[0, 0x20, 0, 0, 0, 0, 0, 0], // memory_total
+        &[0x80, 0, 0, 0, 0, 0, 0, 0], // alignment
+        &[0, 0x30, 0, 0, 0, 0, 0, 0], // buffer_bytes_max
+        &[1, 0, 0, 0],                // kind: GPU
+        &[3, 0, 0, 0],                // flags: THREADS, INIT_TENSOR
     ]);
     assert_eq!(encode_welcome(1, &[device()]), golden);
     let (header, devices) = takes_exactly(&golden, decode_welcome);
@@ -119,6 +121,9 @@ fn opened() {
         &[0, 0, 0x40, 0, 0, 0, 0, 0],       // completion_bytes: 4 MiB
     ]);
     let layout = ferry_protocol::channel::arena::default_layout();
-    assert_eq!(layout, Opened { arena_bytes: 0x0140_1000, submission_bytes: 16 << 20, completion_bytes: 4 << 20 });
+    assert_eq!(
+        layout,
+        Opened { arena_bytes: 0x0140_1000, submission_bytes: 16 << 20, completion_bytes: 4 << 20 }
+    );
     is_exactly(&golden, layout);
 }

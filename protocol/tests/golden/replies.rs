@@ -27,8 +27,8 @@ fn memory() {
 #[test]
 fn notice() {
     let golden = rows(&[
-        &[0x40, 0],            // call: GRAPH_DEF
-        &[0, 0, 0, 0, 0, 0],   // reserved
+        &[0x40, 0],          // call: GRAPH_DEF
+        &[0, 0, 0, 0, 0, 0], // reserved
     ]);
     is_exactly(&golden, NoticeHeader { call: CallCode::GRAPH_DEF, reserved: [0; 3] });
 }

@@ -6,7 +6,8 @@ use ferry_protocol::cursor::CursorError;
 use ferry_protocol::ids::{BufferId, GraphId};
 use ferry_protocol::ops::Op;
 use ferry_protocol::request::{
-    AllocBuffer, BufferValue, CopyTensor, MemsetTensor, Range, Request, RequestError, TensorRange, params_bytes,
+    AllocBuffer, BufferValue, CopyTensor, MemsetTensor, Range, Request, RequestError, TensorRange,
+    params_bytes,
 };
 use ferry_protocol::tensor::{TensorLayout, TensorRecord};
 use ferry_protocol::types::TensorType;
@@ -23,18 +24,18 @@ pub fn buffer() -> BufferId {
 /// A matrix of Q4_0, 64 × 3, at byte 4096 of a buffer.
 pub fn layout_bytes() -> Vec<u8> {
     rows(&[
-        &[64, 0, 0, 0, 0, 0, 0, 0],    // ne[0]
-        &[3, 0, 0, 0, 0, 0, 0, 0],     // ne[1]
-        &[1, 0, 0, 0, 0, 0, 0, 0],     // ne[2]
-        &[1, 0, 0, 0, 0, 0, 0, 0],     // ne[3]
-        &[18, 0, 0, 0, 0, 0, 0, 0],    // nb[0]: a block
-        &[36, 0, 0, 0, 0, 0, 0, 0],    // nb[1]
-        &[108, 0, 0, 0, 0, 0, 0, 0],   // nb[2]
-        &[108, 0, 0, 0, 0, 0, 0, 0],   // nb[3]
-        &BUFFER,                       // buffer
-        &[0, 0x10, 0, 0, 0, 0, 0, 0],  // offset
-        &[2, 0, 0, 0],                 // kind: Q4_0
-        &[0, 0, 0, 0],                 // reserved
+        &[64, 0, 0, 0, 0, 0, 0, 0],   // ne[0]
+        &[3, 0, 0, 0, 0, 0, 0, 0],    // ne[1]
+        &[1, 0, 0, 0, 0, 0, 0, 0],    // ne[2]
+        &[1, 0, 0, 0, 0, 0, 0, 0],    // ne[3]
+        &[18, 0, 0, 0, 0, 0, 0, 0],   // nb[0]: a block
+        &[36, 0, 0, 0, 0, 0, 0, 0],   // nb[1]
+        &[108, 0, 0, 0, 0, 0, 0, 0],  // nb[2]
+        &[108, 0, 0, 0, 0, 0, 0, 0],  // nb[3]
+        &BUFFER,                      // buffer
+        &[0, 0x10, 0, 0, 0, 0, 0, 0], // offset
+        &[2, 0, 0, 0],                // kind: Q4_0
+        &[0, 0, 0, 0],                // reserved
     ])
 }
 
@@ -51,17 +52,17 @@ pub fn layout() -> TensorLayout {
 
 fn range_bytes() -> Vec<u8> {
     rows(&[
-        &BUFFER,                       // buffer
-        &[0, 0x10, 0, 0, 0, 0, 0, 0],  // offset
-        &[0, 0x20, 0, 0, 0, 0, 0, 0],  // size
+        &BUFFER,                      // buffer
+        &[0, 0x10, 0, 0, 0, 0, 0, 0], // offset
+        &[0, 0x20, 0, 0, 0, 0, 0, 0], // size
     ])
 }
 
 fn tensor_range_bytes() -> Vec<u8> {
     rows(&[
-        &layout_bytes(),             // tensor
-        &[36, 0, 0, 0, 0, 0, 0, 0],  // offset
-        &[72, 0, 0, 0, 0, 0, 0, 0],  // size
+        &layout_bytes(),            // tensor
+        &[36, 0, 0, 0, 0, 0, 0, 0], // offset
+        &[72, 0, 0, 0, 0, 0, 0, 0], // size
     ])
 }
 
@@ -109,7 +110,12 @@ fn buffer_calls() -> Vec<Golden> {
     ]);
     let memset_tensor = MemsetTensor { range: tensor_range(), value: 0xcd };
     vec![
-        Golden(C::ALLOC_BUFFER, alloc, 0, Request::AllocBuffer(AllocBuffer { size: 4 << 30, device: 2, reserved: 0 })),
+        Golden(
+            C::ALLOC_BUFFER,
+            alloc,
+            0,
+            Request::AllocBuffer(AllocBuffer { size: 4 << 30, device: 2, reserved: 0 }),
+        ),
         Golden(C::FREE_BUFFER, BUFFER.to_vec(), 0, Request::FreeBuffer(buffer())),
         Golden(C::CLEAR_BUFFER, value.clone(), 0, Request::ClearBuffer(buffer_value)),
         Golden(C::SET_USAGE, value, 0, Request::SetUsage(buffer_value)),
@@ -187,7 +193,8 @@ fn codes_outside_a_session_are_unknown_in_it() {
 
 #[test]
 fn a_byte_value_is_a_byte() {
-    for (call, at) in [(CallCode::CLEAR_BUFFER, 9), (CallCode::SET_USAGE, 15), (CallCode::MEMSET_TENSOR, 105)] {
+    for (call, at) in [(CallCode::CLEAR_BUFFER, 9), (CallCode::SET_USAGE, 15), (CallCode::MEMSET_TENSOR, 105)]
+    {
         let mut params = all().into_iter().find(|golden| golden.0 == call).expect("has golden bytes").1;
         params[at] = 1;
         assert!(matches!(Request::parse(call, &params, 0), Err(RequestError::Value(_, 0x100..))), "{call}");
@@ -212,7 +219,11 @@ fn reserved_fields_are_zero() {
         let Golden(_, mut params, data_bytes, _) =
             all().into_iter().find(|golden| golden.0 == call).expect("has golden bytes");
         params[at] = 1;
-        assert_eq!(Request::parse(call, &params, data_bytes), Err(RequestError::Reserved(call)), "{call} at {at}");
+        assert_eq!(
+            Request::parse(call, &params, data_bytes),
+            Err(RequestError::Reserved(call)),
+            "{call} at {at}"
+        );
     }
 }
 

@@ -152,7 +152,8 @@ impl End {
 
 fn pair(first: Patience, second: Patience) -> (End, End) {
     let ring = || (Positions::default(), Cells::new(RING_BYTES));
-    let shared = Arc::new(Shared { rings: [ring(), ring()], words: Default::default(), bells: Default::default() });
+    let shared =
+        Arc::new(Shared { rings: [ring(), ring()], words: Default::default(), bells: Default::default() });
     let end = |side: usize, patience| {
         let part = |which| Part(shared.clone(), which);
         let waiter = Side::new(part(1 - side), part(side), part(side), part(side));

@@ -1,7 +1,7 @@
 //! A session in shared memory: a memfd for the arena, an eventfd for each side.
 
-use crate::Channel;
 use crate::stream::poll_for;
+use crate::{Channel, Counters};
 use ferry_protocol::channel::Broken;
 use ferry_protocol::channel::arena::{Arena, End, default_layout};
 use ferry_protocol::channel::memory::Mapping;
@@ -17,7 +17,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// What the host makes for a session and passes to the guest.
@@ -30,15 +30,6 @@ pub struct Shared {
     pub guest_event: OwnedFd,
     /// Where the rings lie.
     pub layout: Opened,
-}
-
-/// How often a side did what costs a system call.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Times that this side woke the other one.
-    pub doorbells: AtomicU64,
-    /// Times that this side slept.
-    pub waits: AtomicU64,
 }
 
 /// Makes the shared parts of a session. The arena's size is sealed: neither side can pull it away under the other.
@@ -90,8 +81,8 @@ pub fn channel(
     end: End,
     (own, peer): (OwnedFd, OwnedFd),
     socket: UnixStream,
-    counters: Arc<Counters>,
 ) -> io::Result<Channel> {
+    let counters = Arc::new(Counters::default());
     let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
     let arena = Arena::new(mapping, layout, end).map_err(invalid)?;
     socket.set_nonblocking(true)?;
@@ -100,10 +91,10 @@ pub fn channel(
         fcntl(&fd, FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK))?;
         Ok::<_, io::Error>(File::from(fd))
     };
-    let doorbell = EventDoorbell { own: event(own)?, peer: event(peer)?, socket, counters };
+    let doorbell = EventDoorbell { own: event(own)?, peer: event(peer)?, socket, counters: counters.clone() };
     let side = Side::new(arena.incoming, arena.outgoing, arena.words, doorbell);
     let (sender, receiver) = halves(&side);
-    Ok(Channel { sender: Box::new(sender), receiver: Box::new(receiver), waiter: side })
+    Ok(Channel { sender: Box::new(sender), receiver: Box::new(receiver), waiter: side, counters })
 }
 
 struct EventDoorbell {

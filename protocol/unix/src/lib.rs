@@ -14,6 +14,7 @@ pub mod arena;
 
 use ferry_protocol::channel::{Receiver, Sender, Waiter};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One side of an open session.
 pub struct Channel {
@@ -23,4 +24,22 @@ pub struct Channel {
     pub receiver: Box<dyn Receiver>,
     /// Sleeps for either.
     pub waiter: Arc<dyn Waiter>,
+    /// What that cost so far.
+    pub counters: Arc<Counters>,
+}
+
+/// How often a side did what costs a system call, or a guest an exit.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Times that this side woke the other one.
+    pub doorbells: AtomicU64,
+    /// Times that this side slept.
+    pub waits: AtomicU64,
+}
+
+impl Counters {
+    /// Doorbells and sleeps so far.
+    pub fn read(&self) -> (u64, u64) {
+        (self.doorbells.load(Ordering::Relaxed), self.waits.load(Ordering::Relaxed))
+    }
 }

@@ -1,6 +1,6 @@
 //! A session as frames on the socket.
 
-use crate::Channel;
+use crate::{Channel, Counters};
 use ferry_protocol::channel::stream::{StreamReceiver, StreamSender};
 use ferry_protocol::channel::{Broken, Interest, Waiter};
 use nix::errno::Errno;
@@ -9,6 +9,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// The session that goes on over `socket`.
@@ -17,10 +18,12 @@ pub fn channel(socket: UnixStream) -> io::Result<Channel> {
     socket.set_write_timeout(None)?;
     socket.set_nonblocking(true)?;
     let (sender, receiver) = (socket.try_clone()?, socket.try_clone()?);
+    let counters = Arc::new(Counters::default());
     Ok(Channel {
         sender: Box::new(StreamSender::new(sender)),
         receiver: Box::new(StreamReceiver::new(receiver)),
-        waiter: Arc::new(StreamWaiter::new(socket)?),
+        waiter: Arc::new(StreamWaiter::new(socket, counters.clone())?),
+        counters,
     })
 }
 
@@ -29,19 +32,21 @@ struct StreamWaiter {
     /// A byte from `nudge_write` to `nudge_read` ends a wait.
     nudge_read: UnixStream,
     nudge_write: UnixStream,
+    counters: Arc<Counters>,
 }
 
 impl StreamWaiter {
-    fn new(socket: UnixStream) -> io::Result<Self> {
+    fn new(socket: UnixStream, counters: Arc<Counters>) -> io::Result<Self> {
         let (nudge_read, nudge_write) = UnixStream::pair()?;
         nudge_read.set_nonblocking(true)?;
         nudge_write.set_nonblocking(true)?;
-        Ok(Self { socket, nudge_read, nudge_write })
+        Ok(Self { socket, nudge_read, nudge_write, counters })
     }
 }
 
 impl Waiter for StreamWaiter {
     fn wait(&self, interest: Interest, timeout: Option<Duration>) -> Result<(), Broken> {
+        self.counters.waits.fetch_add(1, Ordering::Relaxed);
         let mut events = PollFlags::empty();
         events.set(PollFlags::POLLIN, interest.records);
         events.set(PollFlags::POLLOUT, interest.space);

@@ -14,7 +14,7 @@ set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 target=aarch64-apple-darwin
-packages=(rustc-web cargo-web libstd-rust-web-dev libstd-rust-web-1.96 rust-web-src libllvm22 lld-22 libgit2-1.5)
+packages=(rustc-web libstd-rust-web-dev libstd-rust-web-1.96 rust-web-src libllvm22 lld-22)
 
 have_rustup() {
     command -v rustup >/dev/null || return 1
@@ -43,8 +43,7 @@ use_debian() {
     export LD_LIBRARY_PATH=$usr/lib/$(uname -m)-linux-gnu:$usr/lib/llvm-22/lib
     # The compiler is a stable one; building the standard library asks for unstable options.
     export RUSTC=$usr/bin/rustc RUSTC_BOOTSTRAP=1
-    unset RUSTUP_TOOLCHAIN
-    cargo=("$usr/bin/cargo")
+    cargo=(cargo)
     build_std=(-Zbuild-std=core,alloc,std,panic_abort,panic_unwind)
     linker=$usr/bin/ld64.lld-22
 }
@@ -66,8 +65,11 @@ build() {
     mkdir -p "$1"
     out=$(cd "$1" && pwd)
     export SDKROOT=$root/shim/macos/sdk CARGO_TARGET_DIR=$out/build CARGO_TARGET_AARCH64_APPLE_DARWIN_LINKER=$linker
-    # Paths of this machine stay out of what is shipped.
+    # The linker itself leaves out debugging entries (-S) and local symbols (-x): a later strip would come after the file's
+    # UUID, which would then depend on the folder. Paths of this machine stay out of what is shipped.
+    export CARGO_PROFILE_SHIM_STRIP=false
     export CARGO_TARGET_AARCH64_APPLE_DARWIN_RUSTFLAGS="-Clinker-flavor=ld64.lld -Clink-arg=-dead_strip_dylibs \
+        -Clink-arg=-S -Clink-arg=-x \
         --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo --remap-path-prefix=$root=ferry --remap-path-prefix=$out=out"
     "${cargo[@]}" rustc --profile shim --target "$target" ${build_std[@]+"${build_std[@]}"} --package ferry-shim --lib \
         --crate-type cdylib --no-default-features -- -Clink-arg=-install_name -Clink-arg=@rpath/libferry_metal_shim.dylib

@@ -133,6 +133,20 @@ fn a_method_of_another_shape_fails_the_whole_install() {
     }
 }
 
+/// A macOS that the shim does not know: everything stays stock, and it says so.
+#[test]
+fn a_process_without_metal_or_with_another_one_is_refused() {
+    let bare = Run::of("bare", &[]).family("1007").go();
+    assert_eq!((bare.code, bare.states()), (Some(0), vec![State::Refused]));
+    assert!(bare.detail().contains("no class _MTLDevice"), "{:?}", bare.status);
+    let moved = |run: Run| run.env("LD_LIBRARY_PATH", Fixture::get().path("moved"));
+    let with = moved(Run::new(&["print"]).family("1007")).go();
+    assert_eq!(with.states(), [State::Refused]);
+    assert!(with.detail().contains("no method initGPUFamilySupport"), "{:?}", with.status);
+    assert_eq!(with.lines("default families"), [format!("default {STOCK}")]);
+    assert_eq!(with.stdout, moved(Run::stock(&["print"])).go().stdout);
+}
+
 /// The runtime takes the first override and refuses the second: the first is put back.
 #[test]
 fn a_partial_install_is_rolled_back() {

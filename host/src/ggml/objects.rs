@@ -72,11 +72,11 @@ impl Library {
             let reg: Handle = reg.cast();
             // SAFETY: `reg` was just made by the back-end.
             let count = unsafe { (ggml.ggml_backend_reg_dev_count)(reg) };
-            // SAFETY: as above, and the index is below the count.
-            devices.extend(
-                (0..count)
-                    .map(|at| Device { handle: unsafe { (ggml.ggml_backend_reg_dev_get)(reg, at) }, reg }),
-            );
+            for at in 0..count {
+                // SAFETY: as above, and the index is below the count.
+                let handle = unsafe { (ggml.ggml_backend_reg_dev_get)(reg, at) };
+                devices.push(Device { handle, reg });
+            }
         }
         let names = Names::of(&ggml);
         let (known, of) = names.coverage();

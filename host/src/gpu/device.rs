@@ -198,6 +198,8 @@ impl Device {
             self.end_session(context, true);
         }
         self.wakeups.flush();
+        // Each start of a queue counts for a kick: firmware's, then the driver's.
+        self.empty_kicks = self.empty_kicks.map(|_| 0);
     }
 
     /// The guest has reset the device: no contexts, no resources. Features and memory are the VMM's to change.

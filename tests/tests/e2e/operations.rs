@@ -11,7 +11,7 @@ use crate::testbed::Testbed;
 
 /// What language models consist of, less those whose cases take minutes on two cores.
 const OPERATIONS: &str =
-    "ADD,MUL,SCALE,GET_ROWS,SET_ROWS,CPY,CONT,SUM_ROWS,NORM,RMS_NORM,SOFT_MAX,SILU,SWIGLU";
+    "ADD,MUL,SCALE,CPY,CONT,SUM_ROWS,NORM,RMS_NORM,SOFT_MAX,SILU,SWIGLU";
 const TIMEOUT: Duration = Duration::from_secs(600);
 /// Far below what these have, far above what would pass for nothing.
 const CASES_MIN: usize = 300;

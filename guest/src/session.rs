@@ -164,6 +164,12 @@ impl Session {
         self.wait_for(seq)
     }
 
+    /// Whether nobody is sending or waiting here, so that a call cannot have to wait for another one. A signal handler
+    /// may run on the very thread that it would wait for.
+    pub fn is_idle(&self) -> bool {
+        self.outbox.try_lock().is_ok() && self.inbox.try_lock().is_ok_and(|inbox| !inbox.leading)
+    }
+
     /// Reads into `destination`, and waits for it.
     pub fn read(&self, call: CallCode, parts: &[&[u8]], destination: Destination) -> Result<Reply, Lost> {
         let expected = Expected { collected: Collected::Into(destination), unattended: false, done: None };

@@ -125,10 +125,12 @@ impl DeviceContext {
         answer.unwrap_or(bytes).max(bytes) as usize
     }
 
-    /// Free and total bytes: as they are now if there is a session, as they were when the daemon looked last otherwise.
+    /// Free and total bytes: as they are now if there is an idle session, as they were when the daemon looked last
+    /// otherwise. It does not wait for others: llama.cpp's programs print these figures when SIGINT interrupts them, from
+    /// the signal handler, in the middle of a wait of ours.
     fn memory(&self) -> (usize, usize) {
         let ask = || {
-            let session = registry().existing_session()?;
+            let session = registry().existing_session().filter(|session| session.is_idle())?;
             let parameters = self.at.to_le_bytes();
             let reply = session.call(CallCode::MEMORY, StreamId::SESSION, &[&parameters]).ok()?;
             cursor::only::<Memory>(&reply.payload, "an answer").ok()

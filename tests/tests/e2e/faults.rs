@@ -119,7 +119,7 @@ fn a_forked_child_is_refused_what_it_inherited_and_the_parent_goes_on_undisturbe
     assert_eq!(child[..2], ["child new back-end: made", "child new buffer: made"], "{}", finished.tail());
     assert!(child[2].starts_with("child decode: ") && child[2] != "child decode: 0", "{child:?}");
     assert_eq!(child[3..], ["child ended: exit 0"]);
-    assert_eq!(with("ferry: ").len(), 1, "{}", finished.tail());
+    assert_eq!(with("ferry: this process was forked off").len(), 1, "{}", finished.tail());
     assert_eq!(daemon.sessions(1).unwrap()[0].graphs, 32);
 }
 

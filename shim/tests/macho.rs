@@ -21,7 +21,7 @@ const METAL: &str = "/System/Library/Frameworks/Metal.framework/Versions/A/Metal
 /// The shim goes into other people's programs.
 const LIBRARY_LENGTH_MAX: usize = 128 * 1024;
 /// Everything that the shim may ask of macOS.
-const IMPORTS: [&str; 38] = [
+const IMPORTS: [&str; 39] = [
     "_MTLCreateSystemDefaultDevice",
     "___error",
     "__exit",
@@ -60,6 +60,7 @@ const IMPORTS: [&str; 38] = [
     "_syslog$DARWIN_EXTSN",
     "_unsetenv",
     "_write",
+    "dyld_stub_binder",
 ];
 
 /// The folders of two builds.

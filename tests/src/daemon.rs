@@ -48,12 +48,25 @@ pub fn command(ggml_dir: &Path, dir: &Path) -> Result<Command> {
     Ok(command)
 }
 
+fn machine_socket(dir: &Path, machine: usize) -> PathBuf {
+    dir.join(format!("vm{machine}.sock"))
+}
+
 impl Daemon {
     /// Starts a daemon that serves the CPU back-end of `ggml_dir`, and waits until it accepts connections.
     pub fn start(ggml_dir: &Path) -> Result<Self> {
+        Self::start_for_machines(ggml_dir, 0)
+    }
+
+    /// The same, with sockets for the virtio-gpu devices of so many virtual machines.
+    pub fn start_for_machines(ggml_dir: &Path, machines: usize) -> Result<Self> {
         let dir =
             tempfile::Builder::new().prefix("ferry-").tempdir().context("making the daemon's folder")?;
-        let running = process::spawn(&mut command(ggml_dir, dir.path())?)?;
+        let mut command = command(ggml_dir, dir.path())?;
+        for machine in 0..machines {
+            command.arg("--vhost-user").arg(machine_socket(dir.path(), machine));
+        }
+        let running = process::spawn(&mut command)?;
         let mut daemon = Self { running, dir };
         let socket = daemon.socket();
         daemon
@@ -65,6 +78,11 @@ impl Daemon {
     /// Where it listens.
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("ferry.sock")
+    }
+
+    /// Where it serves a virtual machine's device, by number.
+    pub fn machine_socket(&self, machine: usize) -> PathBuf {
+        machine_socket(self.dir.path(), machine)
     }
 
     /// What it logged up to now.

@@ -1,5 +1,7 @@
 //! `cargo demo`: a real model answers natively and through Ferry, side by side.
 
+mod vm;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -25,6 +27,9 @@ pub struct Options {
     /// Show the answer and one short round of the benchmark
     #[arg(long)]
     pub quick: bool,
+    /// Do it in a virtual machine (Linux under QEMU, emulated): the guest's own CPU against the host through Ferry
+    #[arg(long)]
+    pub vm: bool,
     /// A GGUF file to use instead of SmolLM2-135M
     #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
@@ -44,6 +49,9 @@ struct Stage {
 /// Runs the demonstration. Success means: same text, and computed where it should have been.
 pub fn run(options: &Options) -> Result<ExitCode> {
     interrupt::install()?;
+    if options.vm {
+        return vm::run(options);
+    }
     let mut stage = Stage::set(options)?;
     let shown = show_answer(&stage).and_then(|good| show_speed(&stage, options).map(|()| good));
     if options.keep {
@@ -53,13 +61,19 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(if shown? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+impl Options {
+    fn model(&self, store: &Store) -> Result<PathBuf> {
+        match &self.model {
+            Some(file) => file.canonicalize().with_context(|| format!("looking for {}", file.display())),
+            None => store.model(),
+        }
+    }
+}
+
 impl Stage {
     fn set(options: &Options) -> Result<Self> {
         let store = Store::open()?;
-        let model = match &options.model {
-            Some(file) => file.canonicalize().with_context(|| format!("looking for {}", file.display()))?,
-            None => store.model()?,
-        };
+        let model = options.model(&store)?;
         let (llama, repacked) = (store.llama()?, store.llama_repacked()?);
         checkout::binaries()?;
         let daemon = Daemon::start(&llama.bin)?;

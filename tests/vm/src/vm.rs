@@ -140,6 +140,15 @@ impl VmBuilder {
         self
     }
 
+    /// Shows the folder of Ferry's plug-in, with what the plug-in needs.
+    ///
+    /// # Errors
+    /// If it lies in no folder.
+    pub fn plugin(self, plugin: &Path) -> Result<Self> {
+        let folder = plugin.parent().with_context(|| format!("{} lies in no folder", plugin.display()))?;
+        Ok(self.share(folder).runs(plugin))
+    }
+
     /// Shows a folder of programs and libraries, with what they need from outside it.
     pub fn share_programs(mut self, folder: impl Into<PathBuf>) -> Self {
         let folder = folder.into();

@@ -82,7 +82,23 @@ fn stream_pair() -> (End, End) {
 
 /// Sizes at which something changes, up to `max`.
 fn sizes(max: usize) -> Vec<usize> {
-    let edges = [0, 1, 7, 8, 9, 15, 16, 17, 24, 31, 100, max / 3, max / 2, max.saturating_sub(8), max.saturating_sub(1)];
+    let edges = [
+        0,
+        1,
+        7,
+        8,
+        9,
+        15,
+        16,
+        17,
+        24,
+        31,
+        100,
+        max / 3,
+        max / 2,
+        max.saturating_sub(8),
+        max.saturating_sub(1),
+    ];
     let mut sizes: Vec<usize> = edges.into_iter().chain([max]).filter(|&size| size <= max).collect();
     sizes.dedup();
     sizes
@@ -92,7 +108,8 @@ fn messages_arrive_whole_and_in_order((mut a, mut b): (End, End)) {
     in_time(move || {
         let sizes = sizes(a.sender.payload_bytes_max());
         // Several times around each ring, at ever other places.
-        let plan: Vec<usize> = (0..12 * sizes.len()).map(|n| sizes[(n * 5 + n / sizes.len()) % sizes.len()]).collect();
+        let plan: Vec<usize> =
+            (0..12 * sizes.len()).map(|n| sizes[(n * 5 + n / sizes.len()) % sizes.len()]).collect();
         let sent = plan.clone();
         let sending = spawn(move || {
             for (seq, &size) in sent.iter().enumerate() {

@@ -59,7 +59,10 @@ proptest! {
     fn graphs_are_read_as_they_were_written(id in graph_id(), tables in tables()) {
         let mut message = Vec::new();
         tables.encode(id, &mut message);
-        prop_assert_eq!(GraphTables::decode(&message), Ok((id, tables.clone())));
+        let (allocated, decoded) = allocated_by(|| GraphTables::decode(&message));
+        prop_assert_eq!(decoded, Ok((id, tables.clone())));
+        prop_assert!(allocated > 0 || tables == GraphTables::default(), "what is allocated is counted");
+        prop_assert!(allocated <= message.len());
         let parsed = Request::parse(CallCode::GRAPH_DEF, &message, 0);
         prop_assert_eq!(parsed, Ok(Request::GraphDef(id, tables)));
     }

@@ -74,7 +74,8 @@ over! {
 fn stream_pair() -> (End, End) {
     let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
     let end = |socket| {
-        let ferry_unix::Channel { sender, receiver, waiter } = ferry_unix::stream::channel(socket).unwrap();
+        let ferry_unix::Channel { sender, receiver, waiter, .. } =
+            ferry_unix::stream::channel(socket).unwrap();
         End { sender, receiver, waiter }
     };
     (end(a), end(b))

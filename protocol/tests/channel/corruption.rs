@@ -1,7 +1,9 @@
 //! An arena whose other side is hostile: it writes where and what it likes. Where things lie is pinned on the way.
 
 use crate::{contents, numbered};
-use ferry_protocol::channel::arena::{Arena, ArenaRing, ArenaSleepWords, End, LayoutError, check_layout};
+use ferry_protocol::channel::arena::{
+    Arena, ArenaRing, ArenaSleepWords, End, LayoutError, SESSION_STATE_OFFSET, check_layout,
+};
 use ferry_protocol::channel::memory::{MappedRange, Mapping, Memory};
 use ferry_protocol::channel::ring::{Consumer, Doorbell, Producer, Side, halves};
 use ferry_protocol::channel::{Broken, Interest, Receiver, Sender, Waiter};
@@ -121,6 +123,7 @@ fn everything_lies_where_the_specification_says() {
     let (raw, mut guest, mut host) = arena();
     lies_at(&raw, &mut guest, &mut host, SUBMISSION_TAIL, SUBMISSION_HEAD, SUBMISSION);
     lies_at(&raw, &mut host, &mut guest, COMPLETION_TAIL, COMPLETION_HEAD, COMPLETION);
+    assert_eq!(SESSION_STATE_OFFSET, 1024);
 }
 
 #[test]

@@ -76,6 +76,17 @@ fn every_type_is_found_by_its_number() {
 }
 
 #[test]
+fn the_specification_has_every_preparation() {
+    let start = SPEC.find("**Preparations.**").expect("SPEC.md says what they are");
+    let sentence = SPEC[start..].split(':').next().unwrap_or_default();
+    let listed: Vec<&str> = sentence.split('`').skip(1).step_by(2).collect();
+    let preparations = CALLS.iter().filter(|call| call.code.is_preparation());
+    assert_eq!(listed, preparations.clone().map(|call| call.name).collect::<Vec<_>>());
+    // Somebody is waiting for an answer: that cannot wait.
+    assert!(preparations.clone().all(|call| call.manner == Manner::Posted));
+}
+
+#[test]
 fn every_call_is_found_by_its_code() {
     for call in CALLS {
         assert_eq!(call.code.row().map(|row| row.name), Some(call.name));

@@ -110,7 +110,7 @@ fn messages_arrive_whole_and_in_order((mut a, mut b): (End, End)) {
         let sizes = sizes(a.sender.payload_bytes_max());
         // Several times around each ring, at ever other places.
         let plan: Vec<usize> =
-            (0..12 * sizes.len()).map(|n| sizes[(n * 5 + n / sizes.len()) % sizes.len()]).collect();
+            (0..4 * sizes.len()).map(|n| sizes[(n * 5 + n / sizes.len()) % sizes.len()]).collect();
         let sent = plan.clone();
         let sending = spawn(move || {
             for (seq, &size) in sent.iter().enumerate() {
@@ -205,7 +205,7 @@ fn a_sleeper_for_a_message_is_woken((mut a, mut b): (End, End)) {
 fn both_sides_full_make_progress((mut guest, mut host): (End, End)) {
     in_time(move || {
         let (request, answer) = (guest.sender.payload_bytes_max(), host.sender.payload_bytes_max());
-        let count = 40;
+        let count = 20;
         let serving = spawn(move || {
             for seq in 0..count {
                 assert_eq!(host.receive().unwrap().header.seq, seq);

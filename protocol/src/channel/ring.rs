@@ -244,7 +244,8 @@ impl<R: RingMemory, W: SleepWords, D: Doorbell> Consumer<R, W, D> {
                 if header.call != CallCode::PAD {
                     return Ok(Some((at, header)));
                 }
-                if whole != to_end {
+                // None of a whole ring either: a producer that moves on meanwhile would keep us in this loop.
+                if whole != to_end || at == 0 {
                     return Err(Broken::Corrupt("padding in the middle"));
                 }
             } else if available < to_end as u64 {

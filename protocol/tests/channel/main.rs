@@ -19,31 +19,32 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One side of a channel.
-pub struct End {
-    pub sender: Box<dyn Sender>,
-    pub receiver: Box<dyn Receiver>,
-    pub waiter: Arc<dyn Waiter>,
+pub(crate) struct End {
+    pub(crate) sender: Box<dyn Sender>,
+    pub(crate) receiver: Box<dyn Receiver>,
+    pub(crate) waiter: Arc<dyn Waiter>,
 }
 
 /// A message as a test sees it.
 #[derive(Debug, PartialEq)]
-pub struct Message {
-    pub header: Header,
-    pub payload: Vec<u8>,
+pub(crate) struct Message {
+    pub(crate) header: Header,
+    pub(crate) payload: Vec<u8>,
 }
 
 impl End {
     /// What is there.
-    pub fn take(&mut self) -> Result<Option<Message>, Broken> {
+    pub(crate) fn take(&mut self) -> Result<Option<Message>, Broken> {
         let mut message = None;
-        let there =
-            self.receiver.try_receive(&mut |header, payload| message = Some(Message { header, payload: payload.to_vec() }))?;
+        let there = self.receiver.try_receive(&mut |header, payload| {
+            message = Some(Message { header, payload: payload.to_vec() })
+        })?;
         assert_eq!(there, message.is_some());
         Ok(message)
     }
 
     /// The next message, slept for.
-    pub fn receive(&mut self) -> Result<Message, Broken> {
+    pub(crate) fn receive(&mut self) -> Result<Message, Broken> {
         loop {
             if let Some(message) = self.take()? {
                 return Ok(message);
@@ -53,7 +54,7 @@ impl End {
     }
 
     /// Sends a message, sleeping for room; nothing is taken in meanwhile.
-    pub fn send(&mut self, header: Header, parts: &[&[u8]]) -> Result<(), Broken> {
+    pub(crate) fn send(&mut self, header: Header, parts: &[&[u8]]) -> Result<(), Broken> {
         while !self.sender.try_send(header, parts)? {
             self.waiter.wait(Interest::SPACE, None)?;
         }
@@ -68,18 +69,19 @@ impl End {
     }
 }
 
-/// The header of the `seq`th message of a test.
-pub fn numbered(seq: u64) -> Header {
-    Header::request(CallCode::WRITE, StreamId(seq as u16), seq)
+/// The header of the `seq`th message of a test. Every other one only prepares something and need not wake anybody.
+pub(crate) fn numbered(seq: u64) -> Header {
+    let call = if seq.is_multiple_of(2) { CallCode::WRITE } else { CallCode::EXEC };
+    Header::request(call, StreamId(seq as u16), seq)
 }
 
 /// A payload that tells its message and its length.
-pub fn contents(seq: u64, len: usize) -> Vec<u8> {
+pub(crate) fn contents(seq: u64, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at as u64).wrapping_mul(31).wrapping_add(seq * 7 + len as u64) as u8).collect()
 }
 
 /// Calls `body`, and fails instead of hanging.
-pub fn in_time(body: impl FnOnce() + Send + 'static) {
+pub(crate) fn in_time(body: impl FnOnce() + Send + 'static) {
     let (done, wait) = sync_channel(1);
     let thread = std::thread::spawn(move || {
         body();

@@ -12,7 +12,12 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    prop_oneof![any::<u8>().prop_map(Step::Send), Just(Step::Send(255)), Just(Step::Receive), Just(Step::Receive)]
+    prop_oneof![
+        any::<u8>().prop_map(Step::Send),
+        Just(Step::Send(255)),
+        Just(Step::Receive),
+        Just(Step::Receive)
+    ]
 }
 
 /// Where a record goes.

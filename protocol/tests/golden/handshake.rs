@@ -110,7 +110,7 @@ fn open() {
         &[0x2a, 0, 0x01, 0x00], // client_pid
     ]);
     is_exactly(&golden, Open { transport: Transport::ARENA, client_pid: 0x0001_002a });
-    assert_eq!(Transport::STREAM, Transport(0));
+    assert_eq!((Transport::STREAM, Transport::VIRTGPU), (Transport(0), Transport(2)));
 }
 
 #[test]

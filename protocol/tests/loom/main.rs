@@ -22,9 +22,13 @@ use memory::Cells;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Four records with eight bytes of payload, or five without one and eight bytes of padding.
-const RING_BYTES: usize = 128;
+/// Bytes of a record with eight bytes of payload.
+const RECORD_BYTES: usize = 32;
+/// Records that fill a ring of the default size.
 const RECORDS: u64 = 4;
+const RING_BYTES: usize = RECORDS as usize * RECORD_BYTES;
+/// Large enough that two records are little of it: a preparation does not wake by itself.
+const ROOMY_RING_BYTES: usize = 16 * RECORD_BYTES;
 
 #[derive(Default)]
 struct Bell {
@@ -125,8 +129,12 @@ impl End {
     }
 
     fn send(&mut self) {
+        self.send_call(CallCode::EXEC);
+    }
+
+    fn send_call(&mut self, call: CallCode) {
         self.sent += 1;
-        let header = Header::request(CallCode::WRITE, StreamId::SESSION, self.sent);
+        let header = Header::request(call, StreamId::SESSION, self.sent);
         while !self.sender.try_send(header, &[&self.sent.to_le_bytes()]).unwrap() {
             self.wait(Interest::SPACE);
         }
@@ -151,7 +159,11 @@ impl End {
 }
 
 fn pair(first: Patience, second: Patience) -> (End, End) {
-    let ring = || (Positions::default(), Cells::new(RING_BYTES));
+    pair_with(RING_BYTES, first, second)
+}
+
+fn pair_with(ring_bytes: usize, first: Patience, second: Patience) -> (End, End) {
+    let ring = || (Positions::default(), Cells::new(ring_bytes));
     let shared =
         Arc::new(Shared { rings: [ring(), ring()], words: Default::default(), bells: Default::default() });
     let end = |side: usize, patience| {
@@ -218,5 +230,28 @@ fn sleeping_for_one_thing_and_then_for_the_other_loses_no_wake_up() {
         (0..RECORDS).for_each(|_| guest.receive());
         serving.join().unwrap();
         guest.receive();
+    });
+}
+
+/// A message that only prepares something wakes nobody by itself; the next one that is to be served wakes for both.
+#[test]
+fn a_preparation_is_received_with_what_it_prepares() {
+    explore(|| {
+        let (mut guest, mut host) = pair_with(ROOMY_RING_BYTES, Patience::Polls, Patience::Sleeps);
+        let serving = thread::spawn(move || (0..2).for_each(|_| host.receive()));
+        guest.send_call(CallCode::WRITE);
+        guest.send();
+        serving.join().unwrap();
+    });
+}
+
+#[test]
+fn a_preparation_is_received_when_its_sender_flushes() {
+    explore(|| {
+        let (mut guest, mut host) = pair_with(ROOMY_RING_BYTES, Patience::Polls, Patience::Sleeps);
+        let serving = thread::spawn(move || host.receive());
+        guest.send_call(CallCode::WRITE);
+        assert!(guest.sender.flush().unwrap());
+        serving.join().unwrap();
     });
 }

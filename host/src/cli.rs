@@ -129,7 +129,8 @@ fn octal(text: &str) -> Result<u32, String> {
 
 /// Logs to standard error; `FERRY_LOG` chooses what (default: `info`).
 pub fn init_logging() {
-    let filter = EnvFilter::try_from_env("FERRY_LOG").unwrap_or_else(|_| EnvFilter::new("info,ggml=warn,virtio_queue=off"));
+    let filter = EnvFilter::try_from_env("FERRY_LOG")
+        .unwrap_or_else(|_| EnvFilter::new("info,ggml=warn,virtio_queue=off"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(stderr)

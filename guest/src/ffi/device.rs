@@ -130,7 +130,7 @@ impl DeviceContext {
     /// the signal handler, in the middle of a wait of ours.
     fn memory(&self) -> (usize, usize) {
         let ask = || {
-            let session = registry().existing_session().filter(|session| session.is_idle())?;
+            let session = registry().idle_session()?;
             let parameters = self.at.to_le_bytes();
             let reply = session.call(CallCode::MEMORY, StreamId::SESSION, &[&parameters]).ok()?;
             cursor::only::<Memory>(&reply.payload, "an answer").ok()

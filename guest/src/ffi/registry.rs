@@ -135,9 +135,10 @@ impl Registry {
         self.session_in(&mut self.current())
     }
 
-    /// The session if there is one already.
-    pub fn existing_session(&self) -> Option<Arc<Session>> {
-        self.current().session.clone().filter(|session| !session.is_lost())
+    /// The session if there is one that nobody is using at this moment. It waits for nothing, so that a signal handler may
+    /// ask: it may have interrupted the very thread that it would wait for.
+    pub fn idle_session(&self) -> Option<Arc<Session>> {
+        self.current.try_lock().ok()?.session.clone().filter(|session| session.is_idle())
     }
 
     fn session_in(&self, current: &mut Current) -> Option<Arc<Session>> {

@@ -10,8 +10,7 @@ use ferry_tests::process;
 use crate::testbed::Testbed;
 
 /// What language models consist of, less those whose cases take minutes on two cores.
-const OPERATIONS: &str =
-    "ADD,MUL,SCALE,CPY,CONT,SUM_ROWS,NORM,RMS_NORM,SOFT_MAX,SILU,SWIGLU";
+const OPERATIONS: &str = "ADD,MUL,SCALE,CPY,CONT,SUM_ROWS,NORM,RMS_NORM,SOFT_MAX,SILU,SWIGLU";
 const TIMEOUT: Duration = Duration::from_secs(600);
 /// Far below what these have, far above what would pass for nothing.
 const CASES_MIN: usize = 300;

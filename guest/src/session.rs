@@ -16,6 +16,7 @@ use crate::ffi::Destination;
 use crate::fork::ForkMark;
 use crate::log::{self, Level};
 use ferry_protocol::calls::CallCode;
+use ferry_protocol::channel::spin::Spin;
 use ferry_protocol::channel::{Broken, Interest, Payload, Receiver, Sender, Waiter};
 use ferry_protocol::frame::{Flags, Header};
 use ferry_protocol::ids::{Seq, StreamId};
@@ -32,7 +33,7 @@ use std::time::{Duration, Instant};
 /// Failures that are logged in full; the rest are only counted.
 const FAILURES_LOGGED_MAX: u32 = 20;
 
-/// The environment variable for how long to look for an answer before sleeping, in microseconds.
+/// The environment variable for how long to look for an answer before sleeping, in microseconds at most.
 const SPIN_VARIABLE: &str = "FERRY_SPIN_US";
 
 /// The environment variable for a file that gets a line of counters when a session ends.
@@ -93,7 +94,7 @@ pub struct Session {
     delivered: Condvar,
     mark: ForkMark,
     fork_said: AtomicBool,
-    spin: Duration,
+    spin: Mutex<Spin>,
     /// Counts buffers that were freed: a graph that was checked before names only live buffers while it stands still.
     buffers_freed: AtomicU64,
 }
@@ -115,7 +116,7 @@ impl Session {
             delivered: Condvar::new(),
             mark: ForkMark::new()?,
             fork_said: AtomicBool::new(false),
-            spin: spin_time(),
+            spin: Mutex::new(Spin::new(spin_max())),
             buffers_freed: AtomicU64::new(0),
         })
     }
@@ -316,18 +317,20 @@ impl Session {
 
     /// The leader's turn: takes in what is there; if nothing comes for a while, sleeps once.
     fn receive_or_sleep(&self, interest: Interest) -> Result<(), Broken> {
-        let started = Instant::now();
+        let waiting = lock(&self.spin).begin(Instant::now());
         loop {
             if self.receive_all()? > 0 {
-                return Ok(());
+                break;
             }
-            if self.spin.is_zero() || started.elapsed() >= self.spin {
+            if !waiting.spins(Instant::now()) {
                 self.waiter.wait(interest, None)?;
                 self.receive_all()?;
-                return Ok(());
+                break;
             }
             std::hint::spin_loop();
         }
+        lock(&self.spin).end(&waiting, Instant::now());
+        Ok(())
     }
 
     /// Takes in everything that has come; how many messages that were.
@@ -431,11 +434,9 @@ fn lose(inbox: &mut Inbox, error: &Broken) {
     inbox.expected.clear();
 }
 
-fn spin_time() -> Duration {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let default = if cores >= 4 { 50 } else { 0 };
-    let wanted = std::env::var(SPIN_VARIABLE).ok().and_then(|text| text.parse().ok());
-    Duration::from_micros(wanted.unwrap_or(default))
+fn spin_max() -> Option<Duration> {
+    let microseconds = std::env::var(SPIN_VARIABLE).ok()?.parse().ok()?;
+    Some(Duration::from_micros(microseconds))
 }
 
 impl Drop for Session {

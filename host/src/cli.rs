@@ -78,7 +78,7 @@ pub struct Tuning {
     /// its device.
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
-    /// Microseconds to look for the next message before sleeping. Default: 50 with 4 cores or more, else 0.
+    /// Microseconds to look for the next message before sleeping, at most. Default: 2000 with 4 cores or more, else 0.
     #[arg(long, value_name = "N")]
     pub spin_us: Option<u64>,
 }

@@ -55,11 +55,9 @@ pub fn run_worker(arguments: &Worker) -> anyhow::Result<()> {
     die_with_parent(arguments.parent)?;
     let socket = UnixStream::from(take_stdin()?);
     let library = Library::load(&arguments.ggml.ggml_dir, &arguments.ggml.backends)?;
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let spin_us = arguments.tuning.spin_us.unwrap_or(if cores >= 4 { 50 } else { 0 });
     let config = worker::Config {
         stats: arguments.tuning.stats.clone(),
-        spin: Duration::from_micros(spin_us),
+        spin: arguments.tuning.spin_us.map(Duration::from_micros),
         client_pid: arguments.client_pid,
     };
     let opened = Header { seq: arguments.open_seq, ..Header::request(CallCode::OPEN, StreamId::SESSION, 0) };

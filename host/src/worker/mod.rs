@@ -9,6 +9,7 @@ mod upload;
 use crate::ggml::Library;
 use anyhow::Context;
 use dispatch::{Replies, Session};
+use ferry_protocol::channel::spin::Spin;
 use ferry_protocol::channel::{Broken, Interest, Receiver, Waiter};
 use ferry_unix::Channel;
 use std::path::PathBuf;
@@ -20,8 +21,8 @@ use std::time::{Duration, Instant};
 pub struct Config {
     /// Where the counters go at the end.
     pub stats: Option<PathBuf>,
-    /// How long to look for the next message before sleeping.
-    pub spin: Duration,
+    /// How long to look for the next message before sleeping, at most; `None` for what suits the machine.
+    pub spin: Option<Duration>,
     /// The guest's process, for the log.
     pub client_pid: u32,
 }
@@ -31,9 +32,9 @@ pub fn serve(library: Arc<Library>, channel: Channel, config: &Config) -> anyhow
     let Channel { sender, mut receiver, waiter, counters } = channel;
     let mut replies = Replies { sender, waiter: waiter.clone() };
     let mut session = Session::new(library, config.client_pid);
+    let mut spin = Spin::new(config.spin);
     let ended = loop {
-        if let Err(error) = serve_or_sleep(&mut *receiver, &*waiter, config.spin, &mut session, &mut replies)
-        {
+        if let Err(error) = serve_or_sleep(&mut *receiver, &*waiter, &mut spin, &mut session, &mut replies) {
             break error;
         }
     };
@@ -60,21 +61,27 @@ pub fn serve(library: Arc<Library>, channel: Channel, config: &Config) -> anyhow
 fn serve_or_sleep(
     receiver: &mut dyn Receiver,
     waiter: &dyn Waiter,
-    spin: Duration,
+    spin: &mut Spin,
     session: &mut Session,
     replies: &mut Replies,
 ) -> Result<(), Broken> {
-    let mut idle_since = None;
+    let mut idle = None;
     loop {
         let mut outcome = Ok(());
         if receiver.try_receive(&mut |header, payload| outcome = session.serve(header, payload, replies))? {
             outcome?;
-            idle_since = None;
+            if let Some(idle) = idle.take() {
+                spin.end(&idle, Instant::now());
+            }
             continue;
         }
         replies.flush()?;
-        if spin.is_zero() || idle_since.get_or_insert_with(Instant::now).elapsed() >= spin {
-            return waiter.wait(Interest::RECORDS, None);
+        let now = Instant::now();
+        let waiting = idle.get_or_insert_with(|| spin.begin(now));
+        if !waiting.spins(now) {
+            waiter.wait(Interest::RECORDS, None)?;
+            spin.end(waiting, Instant::now());
+            return Ok(());
         }
         std::hint::spin_loop();
     }

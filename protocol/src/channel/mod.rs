@@ -14,6 +14,7 @@
 pub mod arena;
 pub mod memory;
 pub mod ring;
+pub mod spin;
 pub mod stream;
 
 use crate::frame::Header;

@@ -1,4 +1,5 @@
 //! A message through a ring: in by one side, out by the other, on one thread.
+#![allow(missing_docs)] // `criterion_group!` makes a public function
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use ferry_protocol::calls::CallCode;

@@ -1,4 +1,5 @@
 //! Graphs and requests to bytes and back.
+#![allow(missing_docs)] // `criterion_group!` makes a public function
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use ferry_protocol::calls::CallCode;

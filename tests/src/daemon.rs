@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use tempfile::TempDir;
 
 use crate::process::{self, Running};
@@ -31,6 +32,27 @@ pub struct Session {
     pub graphs: u64,
     /// Nodes of graphs executed.
     pub nodes: u64,
+}
+
+/// A line of the daemon's statistics.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Account {
+    Session(Session),
+    /// What a virtual machine's device counted.
+    Device {
+        #[serde(rename = "device")]
+        _counters: IgnoredAny,
+    },
+}
+
+impl Account {
+    fn into_session(self) -> Option<Session> {
+        match self {
+            Self::Session(session) => Some(session),
+            Self::Device { .. } => None,
+        }
+    }
 }
 
 /// A running daemon and its folder.
@@ -101,13 +123,14 @@ impl Daemon {
         loop {
             let text = fs::read_to_string(self.dir.path().join("stats.jsonl")).unwrap_or_default();
             let whole_lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
-            let sessions: Vec<Session> = whole_lines
+            let accounts: Vec<Account> = whole_lines
                 .map(|line| {
                     serde_json::from_str(line).with_context(|| format!("ferryd's statistics: {line:?}"))
                 })
                 .collect::<Result<_>>()?;
+            let sessions = accounts.into_iter().filter_map(Account::into_session);
             // Looking whether the socket accepts is a session too, one without graphs.
-            let computing: Vec<Session> = sessions.into_iter().filter(|session| session.graphs > 0).collect();
+            let computing: Vec<Session> = sessions.filter(|session| session.graphs > 0).collect();
             if computing.len() >= count {
                 return Ok(computing);
             }

@@ -225,6 +225,13 @@ impl Session {
     ) -> Result<Seq, Lost> {
         self.check_fork()?;
         let mut outbox = lock(&self.outbox);
+        let (bytes, most) =
+            (parts.iter().map(|part| part.len()).sum::<usize>(), outbox.sender.payload_bytes_max());
+        if bytes > most {
+            let text = format!("{call}: {bytes} bytes in one message, the daemon takes {most}");
+            log::line(Level::Error, &text);
+            return Err(Lost);
+        }
         let seq = outbox.last + 1;
         {
             let mut inbox = lock(&self.inbox);
@@ -348,7 +355,7 @@ impl Session {
         if header.call == CallCode::NOTICE {
             return notice(&mut inbox, header, payload);
         }
-        let spoilt = inbox.failed_streams.contains(&header.stream);
+        let spoilt = inbox.failed_streams.iter().any(|&s| s == header.stream || s == StreamId::SESSION);
         let Some(expected) = inbox.expected.get_mut(&header.seq) else {
             return log::line(Level::Warn, &format!("an answer to nothing that was asked ({})", header.call));
         };

@@ -37,8 +37,9 @@ pub fn answer(request: Header, payload: &[u8], welcome: &[u8]) -> Answer {
     if hello.magic != hello::MAGIC {
         return Answer::rejection(request, Status::MALFORMED, "this is not a Ferry guest".to_owned());
     }
-    if hello::negotiate(hello.version_min, hello.version_max).is_some() {
-        return Answer { header: request.reply(Status::OK), payload: welcome.to_vec(), rejected: None };
+    if let Some(version) = hello::negotiate(hello.version_min, hello.version_max) {
+        let payload = with_version(welcome, version);
+        return Answer { header: request.reply(Status::OK), payload, rejected: None };
     }
     let range = WelcomeHeader {
         magic: hello::MAGIC,
@@ -52,4 +53,11 @@ pub fn answer(request: Header, payload: &[u8], welcome: &[u8]) -> Answer {
         payload: bytemuck::bytes_of(&range).to_vec(),
         rejected: Some(format!("{}: the guest speaks versions {min} to {max}", Status::VERSION)),
     }
+}
+
+/// The probe's WELCOME, which the supervisor has parsed, with the version that this guest and this daemon have in common.
+fn with_version(welcome: &[u8], version: u16) -> Vec<u8> {
+    let (header, devices) = welcome.split_at(size_of::<WelcomeHeader>());
+    let header = WelcomeHeader { version, ..bytemuck::pod_read_unaligned(header) };
+    [bytemuck::bytes_of(&header), devices].concat()
 }

@@ -304,6 +304,9 @@ impl Session {
     }
 
     fn define(&mut self, id: GraphId, tables: GraphTables) -> Result<Answer, Refusal> {
+        if id.generation == 0 {
+            return refuse(Status::INVALID, "graph generation 0");
+        }
         // What is in the slot may be computing.
         self.objects.synchronize_all();
         let valid = ValidGraph::check(&self.library, &tables, |id| self.objects.buffer(id))?;
@@ -320,8 +323,8 @@ impl Session {
     fn patch(&mut self, patch: &PatchHeader, changes: &[TensorChange]) -> Result<Answer, Refusal> {
         self.objects.synchronize_all();
         let Some(mut defined) = self.objects.take_graph(patch.from) else { return no_graph(patch.from) };
-        if patch.to.slot != patch.from.slot {
-            return refuse(Status::INVALID, "a patch that moves a graph to another slot");
+        if patch.to.slot != patch.from.slot || patch.to.generation == 0 {
+            return refuse(Status::INVALID, "a patch that moves a graph to another slot, or to generation 0");
         }
         for change in changes {
             match defined.tables.tensors.get_mut(change.at as usize) {

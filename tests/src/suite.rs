@@ -1,7 +1,6 @@
 //! `cargo suite`: all tests, as a table of parts.
 
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
@@ -33,15 +32,14 @@ struct Part {
     commands: &'static [CargoCommand],
 }
 
-/// `cargo WORDS` with some environment; skipped where `if_exists` (in the checkout) does not exist.
+/// `cargo WORDS` with some environment.
 struct CargoCommand {
     words: &'static str,
     environment: &'static [(&'static str, &'static str)],
-    if_exists: &'static str,
 }
 
 const fn cargo(words: &'static str) -> CargoCommand {
-    CargoCommand { words, environment: &[], if_exists: "Cargo.toml" }
+    CargoCommand { words, environment: &[] }
 }
 
 /// Loom replaces the atomics of everything that it is compiled with: hence a target folder of its own.
@@ -67,7 +65,11 @@ const PARTS: &[Part] = &[
         about: "the crates' own tests, the harness's included",
         artifacts: false,
         commands: &[
-            cargo("test --release --workspace --exclude ferry-tests --exclude ferry-shim --exclude ferry-vm"),
+            cargo(
+                "test --release --workspace --exclude ferry-tests --exclude ferry-vm --exclude ferry-shim \
+                 --exclude ferry-shim-contract --exclude ferry-shim-fixture --exclude ferry-shim-profiles \
+                 --exclude ferry-metal-capabilities",
+            ),
             cargo("test --release --package ferry-tests --lib"),
         ],
     },
@@ -78,14 +80,16 @@ const PARTS: &[Part] = &[
         commands: &[CargoCommand {
             words: "test --release --package ferry-protocol --test loom",
             environment: LOOM,
-            if_exists: "protocol/tests/loom.rs",
         }],
     },
     Part {
         name: "shim",
         about: "the Metal capability shim",
         artifacts: false,
-        commands: &[cargo("test --release --package ferry-shim")],
+        commands: &[cargo(
+            "test --release --package ferry-shim --package ferry-shim-contract --package ferry-shim-fixture \
+             --package ferry-shim-profiles --package ferry-metal-capabilities",
+        )],
     },
     Part {
         name: "e2e",
@@ -95,7 +99,6 @@ const PARTS: &[Part] = &[
         commands: &[CargoCommand {
             words: "test --release --package ferry-tests --test e2e -- --test-threads 1",
             environment: PATIENT_THREADS,
-            if_exists: "Cargo.toml",
         }],
     },
     Part {
@@ -105,7 +108,6 @@ const PARTS: &[Part] = &[
         commands: &[CargoCommand {
             words: "test --release --package ferry-vm -- --test-threads 1",
             environment: &[],
-            if_exists: "tests/vm/Cargo.toml",
         }],
     },
 ];
@@ -162,10 +164,6 @@ fn select(names: &[String]) -> Result<Vec<&'static Part>> {
 
 fn run_part(part: &Part) -> Result<bool> {
     for command in part.commands {
-        if !checkout::root().join(Path::new(command.if_exists)).exists() {
-            eprintln!("   skipped, there is no {}: cargo {}", command.if_exists, command.words);
-            continue;
-        }
         let mut cargo: Command = checkout::cargo();
         cargo.args(command.words.split(' ')).envs(command.environment.iter().copied());
         eprintln!("   cargo {}", command.words);

@@ -80,9 +80,13 @@ fn is_render_node(path: &Path) -> bool {
 
 /// Whether the node belongs to a virtio-gpu device, as far as can be told without opening it.
 fn is_virtio(path: &Path) -> bool {
-    let name = path.file_name().unwrap_or_default();
-    let driver = Path::new("/sys/class/drm").join(name).join("device/driver");
-    std::fs::canonicalize(driver).is_ok_and(|driver| driver.ends_with("virtio_gpu"))
+    // The node's parent is the virtio device or, where that sits on PCI, the PCI device above it.
+    let parent = Path::new("/sys/class/drm").join(path.file_name().unwrap_or_default()).join("device");
+    let below = std::fs::read_dir(&parent).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut devices = below.filter(|path| path.is_dir()).chain([parent]);
+    devices.any(|device| {
+        std::fs::canonicalize(device.join("driver")).is_ok_and(|driver| driver.ends_with("virtio_gpu"))
+    })
 }
 
 fn open(path: &Path) -> io::Result<Node> {

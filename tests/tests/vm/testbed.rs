@@ -9,7 +9,7 @@ use ferry_tests::llama::FERRY_DEVICE;
 use ferry_tests::llama::{Completion, Device};
 use ferry_vm::{Artifacts, GuestCommand, KernelVersion, Vm, VmBuilder};
 
-pub const PROMPT: &str = "A ferry is a boat that";
+const PROMPT: &str = "A ferry is a boat that";
 /// Loading the model takes an emulated CPU some seconds; a token through Ferry a few hundredths.
 const TIMEOUT: Duration = Duration::from_secs(300);
 

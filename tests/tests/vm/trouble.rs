@@ -7,7 +7,7 @@ use ferry_vm::{KernelVersion, Output};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::testbed::{PROMPT, Testbed};
+use crate::testbed::Testbed;
 
 /// Enough to be in the middle of for a while.
 const LONG: u32 = 400;
@@ -16,7 +16,7 @@ const SHORT: u32 = 8;
 /// The plug-in's lines.
 fn ferry_lines(output: &Output) -> Vec<String> {
     let stderr = output.stderr_text();
-    stderr.lines().filter(|line| line.starts_with("ferry")).map(str::to_owned).collect()
+    stderr.lines().filter(|line| line.contains("ferry: ")).map(str::to_owned).collect()
 }
 
 #[test]
@@ -27,7 +27,7 @@ fn a_killed_guest_process_and_a_killed_worker() {
     let vm = bed.boot(bed.machine(KernelVersion::default()).gpu(daemon.machine_socket(0)));
 
     let mut process = bed.through_ferry(&vm, LONG).spawn().unwrap();
-    process.wait_for(PROMPT).unwrap();
+    process.wait_for(native.trim_end()).unwrap();
     process.signal(Signal::SIGKILL).unwrap();
     process.wait().unwrap();
     let killed = daemon.sessions(1).unwrap()[0].clone();
@@ -36,7 +36,7 @@ fn a_killed_guest_process_and_a_killed_worker() {
 
     let before = daemon.children();
     let mut process = bed.through_ferry(&vm, LONG).spawn().unwrap();
-    process.wait_for(PROMPT).unwrap();
+    process.wait_for(native.trim_end()).unwrap();
     let workers: Vec<i32> = daemon.children().into_iter().filter(|pid| !before.contains(pid)).collect();
     assert_eq!(workers.len(), 1, "one process, one worker: {before:?}, then also {workers:?}");
     kill(Pid::from_raw(workers[0]), Signal::SIGKILL).unwrap();

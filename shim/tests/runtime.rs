@@ -150,7 +150,7 @@ fn a_process_without_metal_or_with_another_one_is_refused() {
 /// The runtime takes the first override and refuses the second: the first is put back.
 #[test]
 fn a_partial_install_is_rolled_back() {
-    let preload = format!("{} {}", shim().display(), Fixture::get().path("deny_add.so"));
+    let preload = format!("{} {}", shim().display(), Fixture::get().path("add_method.so"));
     let run = || Run::new(&["print"]).family("1007").memory("65536").env("LD_PRELOAD", &preload);
     let with = run().env("DENY_ADD", "maxThreadgroupMemoryLength").go();
     assert_eq!(with.states()[..2], [State::Armed, State::Failed], "{:?}", with.status);
@@ -192,11 +192,14 @@ fn a_device_of_another_name_withdraws_the_shim() {
     assert_eq!(with.lines("default"), [&format!("default {STOCK}"), "default memory 32768"]);
 }
 
+/// Even where installing takes so long that every thread arrives in the middle of it.
 #[test]
 fn concurrent_first_use_sees_raised_answers_only() {
-    for _ in 0..20 {
-        let with = Run::new(&["threads"]).family("1007").memory("65536").go();
-        assert_eq!(with.stdout, "raised 16 of 16\n");
+    let preload = format!("{} {}", shim().display(), Fixture::get().path("add_method.so"));
+    for delay_ms in ["0", "0", "0", "1", "20", "100"] {
+        let run = Run::new(&["threads"]).family("1007").memory("65536").env("LD_PRELOAD", &preload);
+        let with = run.env("DELAY_ADD_MS", delay_ms).go();
+        assert_eq!(with.stdout, "raised 16 of 16\n", "{delay_ms} ms");
         assert_eq!(with.states(), [State::Armed, State::Installed]);
     }
 }
@@ -238,7 +241,7 @@ fn a_fork_keeps_the_answers_and_an_executed_child_is_stock() {
 
 #[test]
 fn other_peoples_insertions_stay() {
-    let other = Fixture::get().path("deny_add.so");
+    let other = Fixture::get().path("add_method.so");
     let linked = Fixture::get().path("linked_shim.so");
     _ = std::os::unix::fs::symlink(shim(), &linked);
     for preload in [format!("{}:{other}", shim().display()), format!("{other} {linked}")] {

@@ -232,7 +232,7 @@ fn a_library_that_is_not_the_shim_is_refused() {
         go(ferry(&[&["run", "--app", "llama.cpp@b1"], &HOST[..], &["--", &program]].concat())
             .env("FERRY_SHIM_LIBRARY", library))
     };
-    let other = with(&Fixture::get().path("deny_add.so"));
+    let other = with(&Fixture::get().path("add_method.so"));
     assert_eq!(other.code, Some(78));
     assert!(other.stderr.contains("no Ferry shim"), "{}", other.stderr);
     let text = with(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
@@ -267,7 +267,7 @@ fn llama_cpp_is_asked_for_its_build() {
 #[test]
 fn profiles_are_listed_shown_matched_and_checked() {
     let list = go(&mut ferry(&["profile", "list"]));
-    assert!(list.stdout.contains("llama-cpp-default\tllama.cpp b6300..\tderived"), "{}", list.stdout);
+    assert!(list.stdout.contains("llama-cpp-default\tllama.cpp b10605\tderived"), "{}", list.stdout);
     let shown = go(&mut ferry(&["profile", "show", "llama-cpp-default"]));
     assert!(
         shown.stdout.contains("sha256 d5141f29") && shown.stdout.contains("1009, 64 KiB, host preference on")
@@ -289,4 +289,20 @@ fn profiles_are_listed_shown_matched_and_checked() {
     let bad = go(&mut ferry(&["profile", "check", &path]));
     assert_eq!(bad.code, Some(1));
     assert!(bad.stderr.contains("bad.toml"), "{}", bad.stderr);
+}
+
+/// Everything about every built-in profile, its key included: a change shows here, and makes old tokens void.
+#[test]
+fn built_in_profiles_are_golden() {
+    let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let compare = |name: &str, arguments: &[&str]| {
+        let path = golden.join(name);
+        let outcome = go(&mut ferry(arguments));
+        let expected = std::fs::read_to_string(&path).unwrap_or_default();
+        assert_eq!(outcome.stdout, expected, "{}", path.display());
+    };
+    compare("profiles.txt", &["profile", "list"]);
+    for id in ["llama-cpp-m1-ultra", "llama-cpp-default", "mlx-m1-ultra"] {
+        compare(&format!("profile-{id}.txt"), &["profile", "show", id]);
+    }
 }

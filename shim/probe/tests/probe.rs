@@ -121,7 +121,7 @@ fn the_shim_is_at_work_in_the_checks_or_they_count_for_nothing() {
     let (code, said) = json(&mut probe(&["--honour", "--json", "--shim", library]));
     assert_eq!(code, Some(0), "{said}");
     // A library that is no shim.
-    let other = Fixture::get().path("deny_add.so");
+    let other = Fixture::get().path("add_method.so");
     let (code, stdout, stderr) = run(&mut probe(&["--honour", "--shim", &other]));
     assert_eq!(code, Some(1), "{stdout}");
     assert!(stderr.contains("the shim was not inserted"), "{stderr}");

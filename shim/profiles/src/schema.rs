@@ -29,11 +29,11 @@ pub struct Profile {
     /// The program's builds, as a range.
     builds: String,
     /// Chips of the host, or `any`.
-    host_chips: Vec<String>,
+    pub host_chips: Vec<String>,
     /// Systems of the host, like `26.6.1`, or `any`.
-    host_os: Vec<String>,
+    pub host_os: Vec<String>,
     /// Builds of the guest's system, like `25F84`, or `any`.
-    guest_builds: Vec<String>,
+    pub guest_builds: Vec<String>,
     /// How far it is to be trusted.
     pub standing: Standing,
     /// Highest Apple family to claim; absent where claiming gains nothing.

@@ -1,6 +1,6 @@
 //! From command line and machine to a claim.
 
-use super::{Unusable, artefacts, tool};
+use super::{Unusable, artifacts, tool};
 use anyhow::{Context, Result, anyhow};
 use ferry_shim_contract::{BUILD_LENGTH_MAX, guest_build};
 use ferry_shim_profiles::{Build, Catalogue, Claim, Combination, Overrides};
@@ -46,7 +46,7 @@ pub struct ClaimArguments {
 impl ClaimArguments {
     /// The shim.
     pub fn library(&self) -> Result<PathBuf> {
-        artefacts::library(self.library.as_deref())
+        artifacts::library(self.library.as_deref())
     }
 
     /// The claim for a program, with its remarks printed.

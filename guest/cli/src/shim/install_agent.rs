@@ -2,7 +2,7 @@
 
 use super::agent::{Agent, Label, ensure_ours};
 use super::steps::Steps;
-use super::{artefacts, binary, claim, run, tool};
+use super::{artifacts, binary, claim, run, tool};
 use anyhow::{Context, Result, bail};
 use std::ffi::OsString;
 use std::io::Write;
@@ -45,7 +45,7 @@ pub struct Uninstall {
 
 /// Makes, checks, loads and starts an agent; whatever fails puts everything back.
 pub fn install(arguments: &Install) -> Result<ExitCode> {
-    let home = artefacts::home()?;
+    let home = artifacts::home()?;
     let label = &arguments.label;
     let mut program = arguments.program.clone();
     let path = run::find(&program[0])?;
@@ -105,7 +105,7 @@ fn place(label: &Label, home: &Path, xml: &[u8]) -> Result<()> {
 
 /// Unloads an agent and moves its file away, so that the next login does not load it.
 pub fn uninstall(arguments: &Uninstall) -> Result<ExitCode> {
-    let (home, label) = (artefacts::home()?, &arguments.label);
+    let (home, label) = (artifacts::home()?, &arguments.label);
     let path = label.path(&home);
     ensure_ours(&path, label)?;
     let (domain, target) = (domain(), format!("{}/{}", domain(), label.as_str()));

@@ -1,7 +1,7 @@
 //! `ferry shim …`.
 
 mod agent;
-mod artefacts;
+mod artifacts;
 mod binary;
 mod claim;
 mod host_pref;

@@ -1,7 +1,7 @@
 //! `ferry shim probe`.
 
 use super::run::{environment, insert};
-use super::{artefacts, binary, claim};
+use super::{artifacts, binary, claim};
 use anyhow::{Context, Result};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -30,7 +30,7 @@ pub struct Arguments {
 
 /// Runs the probe; its exit status is ours: 0 for yes, 1 for no, 2 if the device could not be asked.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let program = artefacts::probe(arguments.program.as_deref())?;
+    let program = artifacts::probe(arguments.program.as_deref())?;
     let library = arguments.claim.library()?;
     binary::ensure_shim(&library)?;
     let claim = arguments.claim.claim(None)?;
@@ -41,7 +41,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
     let folder = tempfile::tempdir().context("a folder for the status file")?;
     if arguments.honour {
-        let token = arguments.token.clone().map_or_else(|| artefacts::token(&claim.key), Ok)?;
+        let token = arguments.token.clone().map_or_else(|| artifacts::token(&claim.key), Ok)?;
         command.arg("--honour").arg("--shim").arg(&library).arg("--token").arg(token);
         command.args(["--profile", &claim.key]);
         if let Some(bytes) = claim.threadgroup_memory {

@@ -58,6 +58,11 @@ fn list(profile: &Profile) {
 fn show(profile: &Profile) {
     list(profile);
     println!("key\t{}", profile.key());
+    println!("api\t{}", profile.api);
+    println!("host\t{} with macOS {}", profile.host_chips.join(", "), profile.host_os.join(", "));
+    println!("guest\t{}", profile.guest_builds.join(", "));
+    let memory = profile.threadgroup_memory.map_or("stock".into(), |bytes| format!("{bytes} bytes"));
+    println!("threadgroup memory\t{memory}");
     println!("\n{}", profile.note.trim());
     for evidence in &profile.evidence {
         println!(

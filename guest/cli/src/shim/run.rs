@@ -1,6 +1,6 @@
 //! `ferry shim run`.
 
-use super::{EXIT_UNUSABLE, Unusable, artefacts, binary, claim};
+use super::{EXIT_UNUSABLE, Unusable, artifacts, binary, claim};
 use anyhow::{Context, Result, anyhow};
 use ferry_shim_contract::config::{self, Variable};
 use ferry_shim_contract::status::{State, StatusLine};
@@ -69,7 +69,7 @@ pub fn environment(claim: &Claim, status: &Path, required: bool) -> Result<Envir
         variables.push((config::THREADGROUP_MEMORY.name, bytes.to_string().into()));
     }
     if required {
-        let token = artefacts::token(&claim.key)?;
+        let token = artifacts::token(&claim.key)?;
         if !token.exists() {
             let hint = "run `ferry shim probe --honour` with the same options first";
             return Err(anyhow!(Unusable(format!(

@@ -27,9 +27,15 @@ const TRANSPORT_VARIABLE: &str = "FERRY_TRANSPORT";
 /// Why there is no daemon to compute on.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Nobody listens.
-    #[error("no daemon at {0}: {1} (start ferryd, or set {SOCKET_VARIABLE} to its socket)")]
+    /// Nobody listens where somebody was said to.
+    #[error("no daemon at {0}: {1} (is ferryd running? is {SOCKET_VARIABLE} its socket?)")]
     NoDaemon(PathBuf, io::Error),
+    /// Nobody anywhere.
+    #[error(
+        "no daemon at {0}: {1}, and no virtio-gpu device of one (start ferryd or set {SOCKET_VARIABLE}; in a virtual \
+         machine, add its device and share=on)"
+    )]
+    Nobody(PathBuf, io::Error),
     /// There is a device, but not for this user.
     #[error("may not open {0}: permission denied (add this user to the group of the file, usually 'render')")]
     Forbidden(PathBuf),
@@ -86,7 +92,12 @@ impl Daemon {
     /// devices holds nothing on the host.
     pub fn find() -> Result<Self, ConnectError> {
         let place = Place::find()?;
-        let devices = place.devices()?;
+        let devices = place.devices().map_err(|error| match error {
+            ConnectError::NoDaemon(path, error) if std::env::var_os(SOCKET_VARIABLE).is_none() => {
+                ConnectError::Nobody(path, error)
+            }
+            error => error,
+        })?;
         Ok(Self { place, devices })
     }
 

@@ -105,10 +105,13 @@ const PARTS: &[Part] = &[
         name: "vm",
         about: "guests in virtual machines",
         artifacts: true,
-        commands: &[CargoCommand {
-            words: "test --release --package ferry-vm -- --test-threads 1",
-            environment: &[],
-        }],
+        commands: &[
+            cargo("test --release --package ferry-vm -- --test-threads 1"),
+            CargoCommand {
+                words: "test --release --package ferry-tests --test vm -- --test-threads 1",
+                environment: PATIENT_THREADS,
+            },
+        ],
     },
 ];
 

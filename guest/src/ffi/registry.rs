@@ -66,7 +66,11 @@ fn build(caller: *const c_void) -> Option<Box<Registry>> {
         Ok(daemon) => Some(daemon),
         Err(error) => {
             // Not having a daemon is a normal thing; anything else is worth a look.
-            let level = if matches!(error, ConnectError::NoDaemon(..)) { Level::Warn } else { Level::Error };
+            let level = if matches!(error, ConnectError::NoDaemon(..) | ConnectError::Nobody(..)) {
+                Level::Warn
+            } else {
+                Level::Error
+            };
             log::line(level, &format!("{error}; this program goes on without it"));
             None
         }

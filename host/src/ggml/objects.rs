@@ -209,6 +209,17 @@ impl Backend {
         }
     }
 
+    /// Copies bytes from `offset` at `place` out, after everything that was started before, and waits for all of it.
+    pub fn read(&self, place: &Place<'_>, out: &mut [u8], offset: u64) {
+        assert!(place.contains(offset, out.len() as u64));
+        let (tensor, to) = (place.tensor(), out.as_mut_ptr().cast());
+        let get = self.library.ggml.ggml_backend_tensor_get_async;
+        // SAFETY: the range is within the tensor, the tensor within its buffer, and `out` is as long and stays where it is
+        // until the stream is synchronized.
+        unsafe { get(self.handle, &tensor, to, offset as usize, out.len()) };
+        self.synchronize();
+    }
+
     /// Waits for everything that was started.
     pub fn synchronize(&self) {
         // SAFETY: the handle is valid.

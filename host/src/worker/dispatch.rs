@@ -140,12 +140,12 @@ impl Session {
                 Ok(Answer::Done)
             }
             Request::Read(range) => {
-                self.bytes_at(range.buffer, range.offset, range.size)?;
                 let tensor = TensorLayout { buffer: range.buffer, ..bytes_layout(range.offset, range.size) };
+                self.place_while_computing(tensor)?;
                 Ok(Answer::Contents { tensor, offset: 0, size: range.size })
             }
             Request::GetTensor(range) => {
-                self.range(&range)?;
+                contains(&self.place_while_computing(range.tensor)?, &range)?;
                 Ok(Answer::Contents { tensor: range.tensor, offset: range.offset, size: range.size })
             }
             Request::InitTensor(layout) => match self.place(layout)?.init() {
@@ -228,6 +228,11 @@ impl Session {
     /// A tensor's place; nothing is computing any more.
     fn place(&mut self, layout: TensorLayout) -> Result<Place<'_>, Refusal> {
         self.objects.synchronize_all();
+        self.place_while_computing(layout)
+    }
+
+    /// A tensor's place, to be used in the order of a stream.
+    fn place_while_computing(&self, layout: TensorLayout) -> Result<Place<'_>, Refusal> {
         let Some(buffer) = self.objects.buffer(layout.buffer) else { return no_buffer(layout.buffer) };
         let size = buffer.size();
         match buffer.place(layout) {
@@ -248,14 +253,8 @@ impl Session {
 
     fn range(&mut self, range: &TensorRange) -> Result<Place<'_>, Refusal> {
         let place = self.place(range.tensor)?;
-        if place.contains(range.offset, range.size) {
-            return Ok(place);
-        }
-        let (offset, size, bytes) = (range.offset, range.size, place.bytes());
-        refuse(
-            Status::INVALID,
-            format!("bytes {offset} to {offset}+{size} are not within a tensor of {bytes}"),
-        )
+        contains(&place, range)?;
+        Ok(place)
     }
 
     fn copy_tensor(&mut self, copy: &CopyTensor) -> Result<Answer, Refusal> {
@@ -364,9 +363,40 @@ impl Session {
             }
             Answer::Contents { tensor, offset, size } => {
                 self.stats.bytes_out += size;
-                let place = self.objects.buffer(tensor.buffer).and_then(|buffer| buffer.place(tensor));
-                let place = place.expect("was found a moment ago, and nothing happened since");
-                send_contents(&place, offset, size, reply, replies, &mut self.scratch)
+                self.send_contents(header, tensor, (offset, size), replies)
+            }
+        }
+    }
+
+    /// Sends a tensor's bytes in parts that the transport takes. They are read in the order of the message's stream, or, for
+    /// a message of the session itself, when nothing is computing.
+    fn send_contents(
+        &mut self,
+        header: Header,
+        tensor: TensorLayout,
+        (mut offset, mut left): (u64, u64),
+        replies: &mut Replies,
+    ) -> Result<(), Broken> {
+        let part_max = DATA_CHUNK_BYTES.min(replies.sender.payload_bytes_max()) as u64;
+        if self.objects.stream(header.stream).is_none() {
+            self.objects.synchronize_all();
+        }
+        loop {
+            let part = left.min(part_max);
+            self.scratch.resize(part as usize, 0);
+            let (buffer, stream) = self.objects.buffer_and_stream(tensor.buffer, header.stream);
+            let place = buffer.and_then(|buffer| buffer.place(tensor));
+            let place = place.expect("was found a moment ago, and nothing happened since");
+            match stream {
+                Some(stream) => stream.read(&place, &mut self.scratch, offset),
+                None => place.get(&mut self.scratch, offset),
+            }
+            offset += part;
+            left -= part;
+            let flags = if left > 0 { Flags::MORE } else { Flags::default() };
+            replies.send(Header { flags, ..header.reply(Status::OK) }, &[&self.scratch])?;
+            if left == 0 {
+                return Ok(());
             }
         }
     }
@@ -385,28 +415,12 @@ impl Session {
     }
 }
 
-/// Sends a tensor's bytes in parts that the transport takes.
-fn send_contents(
-    place: &Place<'_>,
-    mut offset: u64,
-    mut left: u64,
-    reply: Header,
-    replies: &mut Replies,
-    scratch: &mut Vec<u8>,
-) -> Result<(), Broken> {
-    let part_max = DATA_CHUNK_BYTES.min(replies.sender.payload_bytes_max()) as u64;
-    loop {
-        let part = left.min(part_max);
-        scratch.resize(part as usize, 0);
-        place.get(scratch, offset);
-        offset += part;
-        left -= part;
-        let flags = if left > 0 { Flags::MORE } else { Flags::default() };
-        replies.send(Header { flags, ..reply }, &[scratch])?;
-        if left == 0 {
-            return Ok(());
-        }
+fn contains(place: &Place<'_>, range: &TensorRange) -> Result<(), Refusal> {
+    if place.contains(range.offset, range.size) {
+        return Ok(());
     }
+    let (offset, size, bytes) = (range.offset, range.size, place.bytes());
+    refuse(Status::INVALID, format!("bytes {offset} to {offset}+{size} are not within a tensor of {bytes}"))
 }
 
 /// A code that is in no table is answered: whoever sent it may be waiting.

@@ -1,6 +1,6 @@
 //! What a session's guest made: buffers, streams, graphs. Handles are resolved here and nowhere else.
 
-use crate::ggml::{Backend, Buffer, Graph};
+use crate::ggml::{Backend, Buffer, Graph, Place};
 use ferry_protocol::graph::GraphTables;
 use ferry_protocol::ids::{BufferId, GraphId, StreamId};
 use ferry_protocol::limits::{BUFFERS_PER_SESSION_MAX, GRAPHS_PER_SESSION_MAX, STREAMS_PER_SESSION_MAX};
@@ -21,6 +21,14 @@ pub struct Stream {
     pub backend: Backend,
     /// Something was computed since it was synchronized last.
     pub busy: bool,
+}
+
+impl Stream {
+    /// Copies bytes from `offset` at `place` out when everything before it is done.
+    pub fn read(&mut self, place: &Place<'_>, out: &mut [u8], offset: u64) {
+        self.backend.read(place, out, offset);
+        self.busy = false;
+    }
 }
 
 #[derive(Default)]
@@ -96,6 +104,18 @@ impl Objects {
         self.streams[at] = Some(Stream { backend, busy: false });
         // 0 is the session itself.
         Some(StreamId(at as u16 + 1))
+    }
+
+    /// A buffer, and the stream to read it in.
+    pub fn buffer_and_stream(
+        &mut self,
+        buffer: BufferId,
+        stream: StreamId,
+    ) -> (Option<&Buffer>, Option<&mut Stream>) {
+        let stream = usize::from(stream.0).checked_sub(1).and_then(|at| self.streams.get_mut(at)?.as_mut());
+        let slot = self.buffers.get(buffer.slot() as usize);
+        let slot = slot.filter(|slot| BufferId::new(buffer.slot(), slot.generation) == buffer);
+        (slot.and_then(|slot| slot.buffer.as_ref()), stream)
     }
 
     /// The stream that `id` names.

@@ -101,8 +101,7 @@ impl Hook {
 
 const IDLE: u8 = 0;
 const BUSY: u8 = 1;
-const INSTALLED: u8 = 2;
-const FAILED: u8 = 3;
+const DONE: u8 = 2;
 static STATE: AtomicU8 = AtomicU8::new(IDLE);
 
 /// Called for the class of each new device, before the device is initialised.
@@ -127,16 +126,13 @@ pub fn install_once(class: Class) {
         }
         return;
     }
-    match install(class) {
-        Ok(()) => {
-            STATE.store(INSTALLED, Ordering::Release);
-            disarm();
-            report::say(State::Installed, format_args!("{}", ffi::claimed()));
-        }
-        Err(problem) => {
-            STATE.store(FAILED, Ordering::Release);
-            report::say(State::Failed, format_args!("{problem}; all answers stay as they are"));
-        }
+    let result = install(class);
+    STATE.store(DONE, Ordering::Release);
+    // Either way there is nothing more to wait for.
+    disarm();
+    match result {
+        Ok(()) => report::say(State::Installed, format_args!("{}", ffi::claimed())),
+        Err(problem) => report::say(State::Failed, format_args!("{problem}; all answers stay as they are")),
     }
 }
 

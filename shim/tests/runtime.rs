@@ -127,7 +127,7 @@ fn a_method_of_another_shape_fails_the_whole_install() {
         [("int_family.bundle", "supportsFamily:"), ("float_memory.bundle", "maxThreadgroupMemoryLength")]
     {
         let with = Run::new(&["print"]).driver(driver).family("1007").memory("65536").go();
-        assert_eq!(with.states()[..2], [State::Armed, State::Failed], "{:?}", with.status);
+        assert_eq!(with.states(), [State::Armed, State::Failed], "{:?}", with.status);
         assert!(with.status[1].1.contains(method), "{:?}", with.status);
         assert_answers_stock(&with, driver);
     }
@@ -153,24 +153,21 @@ fn a_partial_install_is_rolled_back() {
     let preload = format!("{} {}", shim().display(), Fixture::get().path("add_method.so"));
     let run = || Run::new(&["print"]).family("1007").memory("65536").env("LD_PRELOAD", &preload);
     let with = run().env("DENY_ADD", "maxThreadgroupMemoryLength").go();
-    assert_eq!(with.states()[..2], [State::Armed, State::Failed], "{:?}", with.status);
+    assert_eq!(with.states(), [State::Armed, State::Failed], "{:?}", with.status);
     assert!(with.status[1].1.contains("would not add maxThreadgroupMemoryLength"), "{:?}", with.status);
     assert_answers_stock(&with, "inherits.bundle");
     // The same with nothing denied installs: it was the denial that failed it.
     assert!(run().go().states().contains(&State::Installed));
 }
 
-/// Stock answers, and stock code behind them, for every class. Only the initialiser may still be watched.
+/// Stock answers, and stock code behind them, for every class. GCC's runtime keeps the initialiser that the driver's class
+/// has already looked up.
 #[track_caller]
 fn assert_answers_stock(outcome: &Outcome, driver: &str) {
+    const KEPT: &str = "code AppleParavirtDevice initGPUFamilySupport";
     let stock = Run::stock(&["print"]).driver(driver).go();
     let answers = |outcome: &Outcome| -> Vec<String> {
-        outcome
-            .stdout
-            .lines()
-            .filter(|line| !line.contains("initGPUFamilySupport"))
-            .map(str::to_owned)
-            .collect()
+        outcome.stdout.lines().filter(|line| !line.starts_with(KEPT)).map(str::to_owned).collect()
     };
     assert_eq!(answers(outcome), answers(&stock));
 }

@@ -65,9 +65,8 @@ build() {
     mkdir -p "$1"
     out=$(cd "$1" && pwd)
     export SDKROOT=$root/shim/macos/sdk CARGO_TARGET_DIR=$out/build CARGO_TARGET_AARCH64_APPLE_DARWIN_LINKER=$linker
-    # The linker itself leaves out debugging entries (-S) and local symbols (-x): a later strip would come after the file's
-    # UUID, which would then depend on the folder. Paths of this machine stay out of what is shipped.
-    export CARGO_PROFILE_SHIM_STRIP=false
+    # The linker itself leaves out debugging entries (-S) and local symbols (-x). Paths of this machine stay out of what is
+    # shipped.
     export CARGO_TARGET_AARCH64_APPLE_DARWIN_RUSTFLAGS="-Clinker-flavor=ld64.lld -Clink-arg=-dead_strip_dylibs \
         -Clink-arg=-S -Clink-arg=-x \
         --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo --remap-path-prefix=$root=ferry --remap-path-prefix=$out=out"

@@ -32,6 +32,8 @@ pub struct Session {
     pub graphs: u64,
     /// Nodes of graphs executed.
     pub nodes: u64,
+    /// Times that the worker woke its guest.
+    pub doorbells: u64,
 }
 
 /// A line of the daemon's statistics.

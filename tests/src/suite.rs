@@ -68,7 +68,7 @@ const PARTS: &[Part] = &[
             cargo(
                 "test --release --workspace --exclude ferry-tests --exclude ferry-vm --exclude ferry-shim \
                  --exclude ferry-shim-contract --exclude ferry-shim-fixture --exclude ferry-shim-profiles \
-                 --exclude ferry-metal-capabilities",
+                 --exclude ferry-metal-capabilities --exclude ferry-cli",
             ),
             cargo("test --release --package ferry-tests --lib"),
         ],
@@ -84,12 +84,15 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "shim",
-        about: "the Metal capability shim",
+        about: "the Metal capability shim: its runtime tests, and its Mach-O files",
         artifacts: false,
-        commands: &[cargo(
-            "test --release --package ferry-shim --package ferry-shim-contract --package ferry-shim-fixture \
-             --package ferry-shim-profiles --package ferry-metal-capabilities",
-        )],
+        commands: &[
+            cargo(
+                "test --release --package ferry-shim --package ferry-shim-contract --package ferry-shim-fixture \
+                 --package ferry-shim-profiles --package ferry-metal-capabilities --package ferry-cli",
+            ),
+            cargo("test --release --package ferry-shim --features macho --test macho"),
+        ],
     },
     Part {
         name: "e2e",

@@ -1,5 +1,4 @@
-//! The virtio-gpu driver's ioctls (`include/uapi/drm/virtgpu_drm.h`), those that are used. `tests/` compares the layouts
-//! with the kernel's header.
+//! The virtio-gpu driver's ioctls (`include/uapi/drm/virtgpu_drm.h`), those that are used.
 #![allow(unsafe_code)]
 
 use nix::errno::Errno;

@@ -72,3 +72,45 @@ fn guest_and_host_may_have_different_releases_of_ggml() {
     assert_eq!(llama::decoded(&ferry.stdout).unwrap().len(), TOKENS as usize);
     assert_eq!(daemon.sessions(1).unwrap()[0].graphs, u64::from(TOKENS));
 }
+
+#[test]
+fn without_shared_memory_the_answer_is_the_same() {
+    let bed = Testbed::new();
+    let daemon = Daemon::start(&bed.llama.bin).unwrap();
+    let ferry = run(bed.decode(&Device::Ferry(daemon.socket()), TOKENS).env("FERRY_TRANSPORT", "stream"));
+    assert_eq!(ferry.stdout, bed.native(TOKENS));
+    assert_eq!(daemon.sessions(1).unwrap()[0].graphs, u64::from(TOKENS));
+}
+
+/// Counted by the guest and by the worker: in a steady decode a token costs each side one doorbell and one wait at most.
+#[test]
+fn a_token_costs_one_doorbell_and_one_wait() {
+    const MORE: u32 = 64;
+    let bed = Testbed::new();
+    let daemon = Daemon::start(&bed.llama.bin).unwrap();
+    let stats = bed.dir().join("stats");
+    let guest = |tokens: u32| -> [u64; 2] {
+        // Without spinning every wait is a sleep: the most that it can cost.
+        let mut command = bed.decode(&Device::Ferry(daemon.socket()), tokens);
+        run(command.env("FERRY_STATS", &stats).env("FERRY_SPIN_US", "0"));
+        let lines = std::fs::read_to_string(&stats).unwrap();
+        let line: serde_json::Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
+        ["doorbells", "waits"].map(|name| line[name].as_u64().unwrap())
+    };
+    let (few, many) = (guest(8), guest(8 + MORE));
+    let sessions = daemon.sessions(2).unwrap();
+    let most = u64::from(MORE);
+    for (what, few, many) in [
+        ("the guest's doorbells", few[0], many[0]),
+        ("the guest's waits", few[1], many[1]),
+        ("the worker's doorbells", sessions[0].doorbells, sessions[1].doorbells),
+    ] {
+        let cost = many.saturating_sub(few);
+        // A few either way: how loading and computing overlap is up to the scheduler.
+        assert!(cost <= most + 8, "{what}: {cost} for {most} tokens");
+        assert!(
+            what != "the guest's waits" || cost >= most / 2,
+            "nothing was counted: {what} {few} and {many}"
+        );
+    }
+}

@@ -6,6 +6,7 @@
 mod answer;
 mod bad_input;
 mod faults;
+mod layouts;
 mod operations;
 mod plugin;
 mod sharing;

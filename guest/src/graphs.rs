@@ -4,15 +4,35 @@
 //! that turns out to be equal to a known one when encoded is named as well; one that has the same nodes and names is
 //! patched; anything else is defined anew, in place of the graph that was used longest ago.
 
+use crate::log::{self, Level};
 use crate::session::{Lost, Session};
 use ferry_protocol::calls::CallCode;
 use ferry_protocol::graph::{GraphTables, encode_patch};
 use ferry_protocol::ids::{GraphId, StreamId};
-use ferry_protocol::limits::{GRAPHS_PER_SESSION_MAX, STREAMS_PER_SESSION_MAX};
+use ferry_protocol::limits::GRAPHS_PER_SESSION_MAX;
+use std::sync::{Mutex, PoisonError};
 
-/// Graphs that a stream keeps on the host: a scheduler's splits, for prompts and for single tokens. Every stream of a
-/// session has slots of its own.
-const GRAPHS_PER_STREAM_MAX: usize = GRAPHS_PER_SESSION_MAX / STREAMS_PER_SESSION_MAX;
+/// Graphs that a stream keeps on the host at most: a scheduler's splits, for prompts and for single tokens.
+const GRAPHS_PER_STREAM_MAX: usize = 32;
+
+/// The slots of a session that no stream uses.
+pub struct FreeSlots(Mutex<Vec<u32>>);
+
+impl Default for FreeSlots {
+    fn default() -> Self {
+        Self(Mutex::new((0..GRAPHS_PER_SESSION_MAX as u32).rev().collect()))
+    }
+}
+
+impl FreeSlots {
+    fn take(&self) -> Option<u32> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    fn give_back(&self, slot: u32) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
+    }
+}
 
 /// A graph that the host has.
 struct Known {
@@ -90,14 +110,23 @@ impl Graphs {
 
     /// Sends `tables`; where they are kept.
     fn define(&mut self, session: &Session, tables: GraphTables) -> Result<usize, Lost> {
-        let at = if self.known.len() < GRAPHS_PER_STREAM_MAX {
-            let slot = usize::from(self.stream.0 - 1) * GRAPHS_PER_STREAM_MAX + self.known.len();
-            let id = GraphId { slot: slot as u32, generation: 0 };
-            self.known.push(Known { id, uid: 0, tables: GraphTables::default(), freed: 0, used: 0 });
-            self.known.len() - 1
-        } else {
-            let oldest = self.known.iter().enumerate().min_by_key(|(_, known)| known.used);
-            oldest.map_or(0, |(at, _)| at)
+        let room = self.known.len() < GRAPHS_PER_STREAM_MAX;
+        let slot = if room { session.graph_slots().take() } else { None };
+        let oldest = self.known.iter().enumerate().min_by_key(|(_, known)| known.used).map(|(at, _)| at);
+        let at = match (slot, oldest) {
+            (Some(slot), _) => {
+                let id = GraphId { slot, generation: 0 };
+                self.known.push(Known { id, uid: 0, tables: GraphTables::default(), freed: 0, used: 0 });
+                self.known.len() - 1
+            }
+            (None, Some(oldest)) => oldest,
+            (None, None) => {
+                log::line(
+                    Level::Error,
+                    "the other streams of this program use all the graphs that a session may have",
+                );
+                return Err(Lost);
+            }
         };
         let known = &mut self.known[at];
         let id = next_generation(known.id);
@@ -118,7 +147,10 @@ impl Graphs {
     /// The stream ends.
     pub fn free(&mut self, session: &Session) {
         for known in self.known.drain(..) {
-            let _ = session.post(CallCode::GRAPH_FREE, self.stream, &[bytemuck::bytes_of(&known.id)]);
+            // In a forked child, where nothing is posted, the lock of the slots may be held for ever.
+            if session.post(CallCode::GRAPH_FREE, self.stream, &[bytemuck::bytes_of(&known.id)]).is_ok() {
+                session.graph_slots().give_back(known.id.slot);
+            }
         }
     }
 }

@@ -14,6 +14,7 @@
 
 use crate::ffi::Destination;
 use crate::fork::ForkMark;
+use crate::graphs::FreeSlots;
 use crate::log::{self, Level};
 use ferry_protocol::calls::CallCode;
 use ferry_protocol::channel::spin::Spin;
@@ -97,6 +98,7 @@ pub struct Session {
     spin: Mutex<Spin>,
     /// Counts buffers that were freed: a graph that was checked before names only live buffers while it stands still.
     buffers_freed: AtomicU64,
+    graph_slots: FreeSlots,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -118,6 +120,7 @@ impl Session {
             fork_said: AtomicBool::new(false),
             spin: Mutex::new(Spin::new(spin_max())),
             buffers_freed: AtomicU64::new(0),
+            graph_slots: FreeSlots::default(),
         })
     }
 
@@ -209,6 +212,11 @@ impl Session {
     /// A buffer is gone.
     pub fn note_freed_buffer(&self) {
         self.buffers_freed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Where on the host a graph can be kept.
+    pub fn graph_slots(&self) -> &FreeSlots {
+        &self.graph_slots
     }
 
     /// Buffers that were freed so far.

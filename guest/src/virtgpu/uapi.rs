@@ -1,4 +1,5 @@
-//! The virtio-gpu driver's ioctls (`include/uapi/drm/virtgpu_drm.h`), those that are used.
+//! The virtio-gpu driver's ioctls (`include/uapi/drm/virtgpu_drm.h`), those that are used. `tests/` compares the
+//! layouts with the kernel's header.
 #![allow(unsafe_code)]
 
 use nix::errno::Errno;
@@ -99,7 +100,7 @@ mod raw {
 }
 
 /// `VIRTGPU_EXECBUF_FENCE_FD_OUT`
-const FENCE_FD_OUT: u32 = 2;
+pub const FENCE_FD_OUT: u32 = 2;
 
 /// What `PIPE_BUFFER`, `R8_UNORM` and a vertex binding are to virgl: a plain run of bytes.
 const PLAIN_BUFFER: ResourceCreate = ResourceCreate {

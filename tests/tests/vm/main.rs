@@ -3,6 +3,7 @@
 #![cfg(target_os = "linux")]
 
 mod answer;
+mod ioctls;
 mod stock;
 mod testbed;
 mod trouble;

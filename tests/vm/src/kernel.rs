@@ -81,6 +81,15 @@ fn image_package(candidates: &[Candidate], version: KernelVersion) -> Option<Str
     dependencies.find(|name| name.starts_with("linux-image-")).map(str::to_owned)
 }
 
+/// The headers of the kernel's graphics drivers, which Debian has in `libdrm-dev`: the folder to include from.
+///
+/// # Errors
+/// If the package cannot be fetched.
+pub fn drm_headers(artifacts: &Artifacts) -> Result<PathBuf> {
+    let unpack = |into: &Path| Debian::open(artifacts)?.unpack(&["libdrm-dev".to_owned()], into);
+    Ok(artifacts.entry("libdrm-dev", unpack)?.join("usr/include/libdrm"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -28,7 +28,7 @@ mod debian;
 pub mod demo;
 mod elf;
 mod initramfs;
-mod kernel;
+pub mod kernel;
 mod modules;
 mod process;
 mod qemu;

@@ -6,7 +6,6 @@ use ferry_protocol::hello::{self, DeviceRecord, Hello, Open, Opened, Transport, 
 use ferry_protocol::ids::StreamId;
 use ferry_protocol::limits::HANDSHAKE_TIMEOUT_MS;
 use ferry_protocol::status::Status;
-use ferry_protocol::virtgpu::ReplyStatus;
 use ferry_protocol::{VERSION_MAX, VERSION_MIN, cursor};
 use ferry_unix::frames::FrameError;
 use ferry_unix::path::{SOCKET_VARIABLE, default_socket};
@@ -19,6 +18,8 @@ use std::time::Duration;
 
 #[cfg(target_os = "linux")]
 use crate::virtgpu::{self, GpuNode};
+#[cfg(target_os = "linux")]
+use ferry_protocol::virtgpu::ReplyStatus;
 
 /// The environment variable that chooses how a session speaks: `virtgpu` (this virtual machine's device), `arena` (a daemon
 /// on this machine, shared memory) or `stream` (the same without shared memory). Without it: what is there, in this order.
@@ -37,12 +38,14 @@ pub enum ConnectError {
     )]
     Nobody(PathBuf, io::Error),
     /// There is a device, but not for this user.
+    #[cfg(target_os = "linux")]
     #[error("may not open {0}: permission denied (add this user to the group of the file, usually 'render')")]
     Forbidden(PathBuf),
     /// The virtual machine has no such device.
     #[error("no virtio-gpu device of a Ferry daemon in this machine")]
     NoDevice,
     /// The device refused a command.
+    #[cfg(target_os = "linux")]
     #[error("the device refused ({0:?}); the host's log says why")]
     Device(ReplyStatus),
     /// The conversation broke off.

@@ -306,3 +306,11 @@ fn two_builds_have_the_same_bytes() {
         assert!(bytes(one) == bytes(two), "{name} differs between {} and {}", one.display(), two.display());
     }
 }
+
+/// macOS is no afterthought: everything, not only what is linked here, keeps type-checking for it.
+#[test]
+fn the_whole_workspace_type_checks_for_macos() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/macos/cross.sh");
+    let status = Command::new(script).arg("check").status().expect("a shell");
+    assert!(status.success(), "{script} check failed");
+}

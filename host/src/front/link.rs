@@ -42,7 +42,9 @@ impl Supervisor {
         self.send(START, request, &[connection.as_raw_fd()])
     }
 
-    /// Has a worker killed and reaped. Its end is seen at its connection.
+    /// Has a worker killed and reaped. Its end is seen at its connection. Only the front of a virtual machine, whose pages
+    /// the worker has mapped, ever needs that.
+    #[cfg(target_os = "linux")]
     pub fn kill(&self, session: u64) -> io::Result<()> {
         self.send(KILL, &WorkerRequest { session, ..WorkerRequest::default() }, &[])
     }

@@ -11,14 +11,14 @@ pub fn run(_: &Options) -> Result<ExitCode> {
     anyhow::bail!("the demonstration's virtual machine needs a Linux host: leave out --vm")
 }
 
-/// Success means: the answers agree, and the worker computed the one that it should have.
+/// Success means: the answer through Ferry is the host's own, and the worker computed the one that it should have.
 #[cfg(target_os = "linux")]
 pub fn run(options: &Options) -> Result<ExitCode> {
     use crate::artifacts::Store;
     use crate::checkout;
     use crate::daemon::Daemon;
-    use crate::llama::RpcServer;
-    use ferry_vm::demo::{Demo, Place, alike};
+    use crate::llama::{Completion, Device, RpcServer};
+    use ferry_vm::demo::{Demo, PROMPT, Place};
     use ferry_vm::{Artifacts, Vm};
 
     let store = Store::open()?;
@@ -40,6 +40,15 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         ],
     };
     let findings = demo.run(&mut std::io::stdout())?;
+    // The host's own answer, with the kernels that its worker used. The guest's own CPU has others (emulation offers it no
+    // AVX2 that would be worth using), which round otherwise: after some tokens its text may be another one.
+    let completion = Completion { model: &model, prompt: PROMPT, tokens: others, verbose: false };
+    let native = completion.run(&store.llama()?, &Device::Cpu)?.stdout;
+    let identical = findings[1].text.trim() == native.trim();
+    println!(
+        "the guest's answer through Ferry and the host's own are identical: {}",
+        if identical { "yes" } else { "NO" }
+    );
     // One session for the answer, one for the measurement.
     let sessions = daemon.sessions(2)?;
     let graphs: u64 = sessions.iter().map(|session| session.graphs).sum();
@@ -50,5 +59,5 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if !as_expected {
         println!("NOT as expected: {others} tokens twice are at least {} graphs", 2 * others);
     }
-    Ok(if as_expected && alike(&findings) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if as_expected && identical { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use crate::{Artifacts, GuestCommand, Vm, VmBuilder};
 
 /// What the model continues.
-const PROMPT: &str = "A ferry is a boat that";
+pub const PROMPT: &str = "A ferry is a boat that";
 
 /// How long anything in the guest may take: its own CPU needs several seconds a token.
 const TIMEOUT: Duration = Duration::from_secs(900);
@@ -113,7 +113,7 @@ impl Demo<'_> {
         for place in &self.places {
             findings.push(self.visit(&vm, place, show)?);
         }
-        writeln!(show, "\nalike: {}\n\n{}", if alike(&findings) { "yes" } else { "NO" }, table(&findings))?;
+        writeln!(show, "\n{}", table(&findings))?;
         vm.power_off()?;
         Ok(findings)
     }

@@ -11,15 +11,15 @@
 //! | [`virtgpu`] | the transport of a virtual machine |
 //! | [`graphs`] | graphs as objects: what was sent is not sent again |
 //! | [`memo`] | questions about operations, asked once |
-//! | [`fork`] | tells that this process is a child that was forked off |
+//! | [`sys`] | tells that this process is a child that was forked off |
 //! | [`log`] | one line each, through ggml's own log |
 
 mod connect;
 mod ffi;
-mod fork;
 mod graphs;
 mod log;
 mod memo;
 mod session;
+mod sys;
 #[cfg(target_os = "linux")]
 mod virtgpu;

@@ -13,9 +13,9 @@
 //! 0xFF, posts are dropped. The next backend instance gets a new session.
 
 use crate::ffi::Destination;
-use crate::fork::ForkMark;
 use crate::graphs::FreeSlots;
 use crate::log::{self, Level};
+use crate::sys::fork::ForkMark;
 use ferry_protocol::calls::CallCode;
 use ferry_protocol::channel::spin::Spin;
 use ferry_protocol::channel::{Broken, Interest, Payload, Receiver, Sender, Waiter};

@@ -5,12 +5,7 @@
 //! are called, never slots of its tables: they serve every generation of its plug-in interface.
 
 mod ffi;
-mod graph;
-mod names;
-mod objects;
 mod validate;
 
-pub use ffi::LoadError;
-pub use graph::Graph;
-pub use objects::{Backend, Buffer, Device, Library, Place};
+pub use ffi::{Backend, Buffer, Device, Graph, Library, LoadError, Place};
 pub use validate::{Invalid, ValidGraph};

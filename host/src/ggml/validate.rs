@@ -7,7 +7,7 @@
 //! once. What each operation's kernel assumes of shapes beyond that is not checked yet: a violation ends in ggml's
 //! own assertion, which ends this session's worker and nothing else.
 
-use super::objects::{Buffer, Library};
+use super::ffi::{Buffer, Library};
 use ferry_protocol::graph::GraphTables;
 use ferry_protocol::ids::BufferId;
 use ferry_protocol::limits::{NAME_BYTES_MAX, OP_TENSORS_MAX};

@@ -2,7 +2,6 @@
 
 use super::objects::{DefinedGraph, Objects};
 use super::stats::Stats;
-use super::upload;
 use crate::ggml::{Backend, Buffer, Graph, Invalid, Library, Place, ValidGraph};
 use ferry_protocol::calls::{CallCode, Manner};
 use ferry_protocol::channel::{Broken, Interest, Payload, Sender, Waiter};
@@ -131,12 +130,12 @@ impl Session {
             }
             Request::Write(range) => {
                 let place = self.bytes_at(range.buffer, range.offset, range.size)?;
-                upload::set(&place, &data, 0);
+                place.set(&data, 0);
                 Ok(Answer::Done)
             }
             Request::SetTensor(range) => {
                 let place = self.range(&range)?;
-                upload::set(&place, &data, range.offset);
+                place.set(&data, range.offset);
                 Ok(Answer::Done)
             }
             Request::Read(range) => {

@@ -4,7 +4,6 @@
 mod dispatch;
 mod objects;
 mod stats;
-mod upload;
 
 use crate::ggml::Library;
 use anyhow::Context;

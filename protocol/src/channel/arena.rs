@@ -1,8 +1,7 @@
 //! A session's shared memory: a page of positions and sleep words, then the submission ring, then the completion
 //! ring. The host makes it and says how large the rings are; the guest checks that they fit.
-#![allow(unsafe_code)]
 
-use super::memory::{MappedRange, Mapping, Memory};
+use super::memory::{ArenaHeader, MappedRange, Mapping, Memory};
 use super::ring::{Positions, RingMemory, SleepWord, SleepWords};
 use crate::frame::RECORD_ALIGN;
 use crate::hello::Opened;
@@ -10,19 +9,6 @@ use crate::limits::{
     ARENA_BYTES_MAX, ARENA_HEADER_BYTES, COMPLETION_RING_BYTES, RING_BYTES_MIN, SUBMISSION_RING_BYTES,
 };
 use std::sync::Arc;
-
-/// What the first page of an arena holds.
-#[repr(C)]
-#[derive(Default)]
-struct ArenaHeader {
-    submission: Positions,
-    completion: Positions,
-    guest: SleepWord,
-    host: SleepWord,
-}
-
-// `atomics_at` relies on it: nothing but atomics, any bytes valid, zero is the start.
-const _: () = assert!(size_of::<ArenaHeader>() <= ARENA_HEADER_BYTES);
 
 /// Where in an arena a virtio-gpu device keeps the session's state, a `u32` (see [`crate::virtgpu::SessionState`]): in the
 /// first page, behind everything that the rings use.
@@ -118,11 +104,6 @@ impl Arena {
     }
 }
 
-fn arena_header(range: &MappedRange) -> &ArenaHeader {
-    // SAFETY: an `ArenaHeader` is made of atomics only, and any bytes are valid ones.
-    unsafe { range.atomics_at(0) }
-}
-
 impl Memory for ArenaRing {
     fn len(&self) -> usize {
         self.data.len()
@@ -140,18 +121,18 @@ impl Memory for ArenaRing {
 
 impl RingMemory for ArenaRing {
     fn positions(&self) -> &Positions {
-        let header = arena_header(&self.header);
+        let header = self.header.arena_header();
         if self.which == Which::Submission { &header.submission } else { &header.completion }
     }
 }
 
 impl SleepWords for ArenaSleepWords {
     fn own(&self) -> &SleepWord {
-        let header = arena_header(&self.header);
+        let header = self.header.arena_header();
         if self.end == End::Guest { &header.guest } else { &header.host }
     }
     fn peer(&self) -> &SleepWord {
-        let header = arena_header(&self.header);
+        let header = self.header.arena_header();
         if self.end == End::Guest { &header.host } else { &header.guest }
     }
 }

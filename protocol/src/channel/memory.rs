@@ -1,6 +1,8 @@
 //! Memory that the other side may write to at any time.
 #![allow(unsafe_code)]
 
+use super::ring::{Positions, SleepWord};
+use crate::limits::ARENA_HEADER_BYTES;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -46,6 +48,18 @@ unsafe impl Mapping for memmap2::MmapRaw {
     }
 }
 
+/// What the first page of an arena holds: atomics and nothing else, and all zero is the start.
+#[repr(C)]
+#[derive(Default)]
+pub(super) struct ArenaHeader {
+    pub submission: Positions,
+    pub completion: Positions,
+    pub guest: SleepWord,
+    pub host: SleepWord,
+}
+
+const _: () = assert!(size_of::<ArenaHeader>() <= ARENA_HEADER_BYTES);
+
 /// A part of a mapping, which it keeps alive.
 #[derive(Clone)]
 pub struct MappedRange {
@@ -76,17 +90,16 @@ impl MappedRange {
         &self.mapping
     }
 
-    /// A `T` at byte `at`.
+    /// What an arena's first page holds, if this is one.
     ///
-    /// # Safety
-    /// `T` must be made of atomics only, so that sharing it with another process is no data race, and valid for any
-    /// bytes.
-    pub(super) unsafe fn atomics_at<T>(&self, at: usize) -> &T {
-        assert!(at + size_of::<T>() <= self.len);
-        // SAFETY: in bounds, and the caller vouches for `T`.
-        let place = unsafe { self.base.add(at) }.cast::<T>();
+    /// # Panics
+    /// If it is too small or not aligned to a page; an arena's layout has been checked.
+    pub(super) fn arena_header(&self) -> &ArenaHeader {
+        self.check(0, size_of::<ArenaHeader>());
+        let place = self.base.cast::<ArenaHeader>();
         assert!(place.is_aligned());
-        // SAFETY: in bounds, aligned, alive as long as `self`; the caller vouches for `T`.
+        // SAFETY: in bounds, aligned, alive as long as `self`. It is made of atomics only, so that sharing it with another
+        // process is no data race, and any bytes are valid ones.
         unsafe { place.as_ref() }
     }
 

@@ -1,7 +1,7 @@
 //! What this build of ggml calls and numbers things, against what the protocol does.
 #![allow(unsafe_code)]
 
-use super::ffi::Functions;
+use super::functions::Functions;
 use ferry_protocol::ops::{GLU_OPS, OPS, Op, UNARY_OPS};
 use ferry_protocol::types::{TYPES, TensorType};
 use std::collections::HashMap;

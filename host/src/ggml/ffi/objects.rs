@@ -1,11 +1,12 @@
 //! What ggml gives, owned.
 #![allow(unsafe_code)]
 
-use super::ffi::{self, Functions, LoadError};
+use super::functions::{self, Functions, LoadError};
 use super::graph::Graph;
 use super::names::Names;
 use ferry_ggml::Tensor;
 use ferry_ggml::backend::{self, Handle, status};
+use ferry_protocol::channel::Payload;
 use ferry_protocol::hello::{DeviceFlags, DeviceKind, DeviceRecord, text_field};
 use ferry_protocol::tensor::{TensorLayout, TensorRecord};
 use libloading::os::unix::Library as Dl;
@@ -61,13 +62,13 @@ unsafe impl Sync for Library {}
 impl Library {
     /// Loads `libggml-base` from `dir` and the `backends` beside it.
     pub fn load(dir: &Path, backends: &[String]) -> Result<Self, LoadError> {
-        let (base, ggml) = ffi::load_base(dir)?;
+        let (base, ggml) = functions::load_base(dir)?;
         // SAFETY: the callback accepts whatever ggml passes, from any thread.
         unsafe { (ggml.ggml_log_set)(Some(log), std::ptr::null_mut()) };
         let mut loaded = vec![std::mem::ManuallyDrop::new(base)];
         let mut devices = Vec::new();
         for name in backends {
-            let (library, reg) = ffi::load_backend(dir, name)?;
+            let (library, reg) = functions::load_backend(dir, name)?;
             loaded.push(std::mem::ManuallyDrop::new(library));
             let reg: Handle = reg.cast();
             // SAFETY: `reg` was just made by the back-end.
@@ -348,15 +349,18 @@ impl Place<'_> {
         }
     }
 
-    /// Copies `size` bytes from `data` to `offset` in the tensor.
+    /// Copies the whole of `data` to `offset` in the tensor, from where it lies. A guest may change the bytes while they are
+    /// copied: they are data, and nothing is decided by them.
     ///
-    /// # Safety
-    /// `data` must be the start of `size` readable bytes.
-    pub unsafe fn set(&self, data: *const u8, offset: u64, size: usize) {
-        assert!(self.contains(offset, size as u64));
+    /// # Panics
+    /// If they do not fit; the caller has checked.
+    pub fn set(&self, data: &Payload<'_>, offset: u64) {
+        assert!(self.contains(offset, data.len() as u64));
         let mut tensor = self.tensor();
-        // SAFETY: the range is within the tensor and the tensor within its buffer; the caller vouches for `data`.
-        unsafe { (self.ggml().ggml_backend_tensor_set)(&mut tensor, data.cast(), offset as usize, size) };
+        let from = data.as_ptr().cast();
+        // SAFETY: the range is within the tensor and the tensor within its buffer; a payload's bytes are readable for as
+        // long as it lives.
+        unsafe { (self.ggml().ggml_backend_tensor_set)(&mut tensor, from, offset as usize, data.len()) };
     }
 
     /// Copies bytes from `offset` in the tensor out.

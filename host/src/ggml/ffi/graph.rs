@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use super::objects::Library;
-use super::validate::ValidGraph;
+use crate::ggml::validate::ValidGraph;
 use ferry_ggml::graph::HashSet;
 use ferry_ggml::{CGraph, Tensor};
 use ferry_protocol::graph::GraphTables;

@@ -1,0 +1,3 @@
+//! The operating system, where its safe wrappers end.
+
+pub mod fork;

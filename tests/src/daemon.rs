@@ -32,6 +32,10 @@ pub struct Session {
     pub graphs: u64,
     /// Nodes of graphs executed.
     pub nodes: u64,
+    /// Graphs that were sent whole.
+    pub graphs_defined: u64,
+    /// Graphs of which only what changed was sent.
+    pub graphs_patched: u64,
     /// Times that the worker woke its guest.
     pub doorbells: u64,
 }

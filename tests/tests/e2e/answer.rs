@@ -73,6 +73,19 @@ fn guest_and_host_may_have_different_releases_of_ggml() {
     assert_eq!(daemon.sessions(1).unwrap()[0].graphs, u64::from(TOKENS));
 }
 
+/// llama.cpp's cache grows in steps of 256 tokens, and some tensors of the graph with it.
+#[test]
+fn a_graph_that_changes_is_patched_and_the_answer_stays_right() {
+    const ACROSS_A_STEP: u32 = 280;
+    let bed = Testbed::new();
+    let daemon = Daemon::start(&bed.llama.bin).unwrap();
+    let ferry = run(&mut bed.decode(&Device::Ferry(daemon.socket()), ACROSS_A_STEP));
+    assert_eq!(ferry.stdout, bed.native(ACROSS_A_STEP));
+    let session = daemon.sessions(1).unwrap()[0].clone();
+    assert_eq!(session.graphs, u64::from(ACROSS_A_STEP));
+    assert!(session.graphs_patched >= 1 && session.graphs_defined <= 3, "{session:?}");
+}
+
 #[test]
 fn without_shared_memory_the_answer_is_the_same() {
     let bed = Testbed::new();

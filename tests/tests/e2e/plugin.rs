@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::process::Command;
+use std::time::Duration;
 
 use ferry_tests::artifacts::LlamaBuild;
 use ferry_tests::daemon::Daemon;
 use ferry_tests::llama::{Completion, Device};
-use ferry_tests::{checkout, programs};
+use ferry_tests::{checkout, process, programs};
 
 use crate::testbed::{Testbed, run};
 
@@ -55,4 +56,20 @@ fn loading_and_unloading_again_and_again_leaves_nothing_behind() {
         assert!(rounds[0].starts_with("1 fds "), "one device: {}", finished.tail());
         assert!(rounds.iter().all(|round| *round == rounds[0]), "it grows: {}", finished.tail());
     }
+}
+
+#[test]
+fn a_ggml_with_an_unknown_interface_is_refused_with_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("stranger");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/stranger.c");
+    let mut cc = Command::new("cc");
+    cc.args(["-Wall", "-Wextra", "-Werror", "-rdynamic", "-o"]).arg(&program).arg(source);
+    process::run(&mut cc, Duration::from_secs(60)).unwrap().success().unwrap();
+    let plugin = &checkout::binaries().unwrap().plugin;
+    let finished =
+        process::run(Command::new(&program).arg(plugin), Duration::from_secs(60)).unwrap().success().unwrap();
+    assert_eq!(finished.stdout, "refused\n");
+    assert_eq!(finished.stderr.lines().count(), 1, "{}", finished.stderr);
+    assert!(finished.stderr.contains("17, 12 and 9 functions"), "{}", finished.stderr);
 }

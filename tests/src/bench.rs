@@ -33,7 +33,8 @@ pub fn spread(figures: impl IntoIterator<Item = f64>) -> Spread {
     Spread { min: first, median, max: last }
 }
 
-/// The arms as a table; ratios are of medians, to the first arm.
+/// The arms as a table. A ratio is the median of those to the first arm in the same round: what changes from round to round
+/// on a shared machine concerns both.
 pub fn table(arms: &[Arm], (prompt, generate): (u32, u32)) -> String {
     let name_width = arms.iter().map(|arm| arm.name.chars().count()).max().unwrap_or(0);
     let (pp, tg) = (format!("pp{prompt} tok/s"), format!("tg{generate} tok/s"));
@@ -42,9 +43,10 @@ pub fn table(arms: &[Arm], (prompt, generate): (u32, u32)) -> String {
     for arm in arms {
         let _ = write!(text, "{:name_width$}", arm.name);
         for pick in [(|speed| speed.prompt) as fn(&Speed) -> f64, |speed| speed.generate] {
-            let (own, native) = (of(arm, pick), of(&arms[0], pick));
+            let own = of(arm, pick);
+            let ratios = arm.rounds.iter().zip(&arms[0].rounds).map(|(own, first)| pick(own) / pick(first));
             let range = format!("{:.1} ({:.1}–{:.1})", own.median, own.min, own.max);
-            let _ = write!(text, "  {range:>24}  {:>5.3}", own.median / native.median);
+            let _ = write!(text, "  {range:>24}  {:>5.3}", spread(ratios).median);
         }
         text.push('\n');
     }

@@ -22,7 +22,7 @@ const ANSWER_TOKENS: u32 = 48;
 #[command(name = "cargo demo")]
 pub struct Options {
     /// Rounds of the benchmark; medians and ranges are over these
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
     /// Show the answer and one short round of the benchmark
     #[arg(long)]
@@ -130,7 +130,7 @@ fn show_nodes(session: &Session, native_nodes: (u64, u64)) -> bool {
 }
 
 fn show_speed(stage: &Stage, options: &Options) -> Result<()> {
-    let (rounds, lengths) = if options.quick { (1, (64, 16)) } else { (options.rounds, (128, 48)) };
+    let (rounds, lengths) = if options.quick { (1, (64, 16)) } else { (options.rounds, (128, 128)) };
     let server = RpcServer::start(&stage.llama)?;
     let contenders = [
         ("native, plain kernels", &stage.llama, Device::Cpu),
@@ -141,14 +141,17 @@ fn show_speed(stage: &Stage, options: &Options) -> Result<()> {
     let mut arms = contenders.each_ref().map(|(name, ..)| Arm { name: (*name).into(), rounds: Vec::new() });
     let mut step = Step::begin(format!("measuring, {rounds} interleaved rounds"));
     for round in 0..rounds {
-        for (arm, (name, llama, device)) in arms.iter_mut().zip(&contenders) {
+        // Each round begins with another arm: what comes after a pause, or after a certain other one, is not always the same.
+        for turn in 0..contenders.len() {
+            let at = (round as usize + turn) % contenders.len();
+            let (arm, (name, llama, device)) = (&mut arms[at], &contenders[at]);
             step.update(&format!("round {} of {rounds}, {name}", round + 1));
             arm.rounds.push(llama::bench(llama, device, &stage.model, lengths)?);
         }
     }
     step.done();
     println!(
-        "\nllama-bench, {THREADS} threads, median (range) of {rounds} rounds; ratio to the first line:\n"
+        "\nllama-bench, {THREADS} threads, median (range) of {rounds} rounds; median of the rounds' ratios to the first line:\n"
     );
     print!("{}", bench::table(&arms, lengths));
     println!(

@@ -28,6 +28,10 @@ use std::time::Duration;
 /// Workers get this long to end by themselves when the daemon does.
 const GRACE: Duration = Duration::from_millis(500);
 
+/// A front that begins a request finishes it within this time: it reads what guests send, and one that was taken over must
+/// not stop the supervisor, on which the other machines depend.
+const FRONT_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Who connects to a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Guests {
@@ -151,8 +155,12 @@ impl Listener {
     fn serve_front(&mut self, serve: &Serve) {
         let (header, payload, mut fds) = match frames::read(&self.control) {
             Ok(frame) => frame,
-            // Its end is noticed as a child's end.
-            Err(error) => return tracing::debug!("front of {}: {error}", self.path.display()),
+            Err(error) => {
+                // It ended, which is noticed as a child's end, or it is not what it was: another takes its place.
+                tracing::debug!("front of {}: {error}", self.path.display());
+                let _ = self.front.kill();
+                return;
+            }
         };
         let Ok(request) = cursor::only::<WorkerRequest>(&payload, "a request") else {
             return tracing::error!("the front of {} makes no sense", self.path.display());
@@ -239,13 +247,20 @@ impl Drop for Listener {
     }
 }
 
+/// The supervisor's end of the connection to a front, and the front's.
+fn control_pair() -> std::io::Result<(UnixStream, UnixStream)> {
+    let (ours, theirs) = UnixStream::pair()?;
+    ours.set_read_timeout(Some(FRONT_PATIENCE))?;
+    Ok((ours, theirs))
+}
+
 fn start_front(
     guests: Guests,
     socket: &OwnedFd,
     serve: &Serve,
     welcome: &[u8],
 ) -> anyhow::Result<(Child, UnixStream)> {
-    let (control, theirs) = UnixStream::pair()?;
+    let (control, theirs) = control_pair()?;
     let mut command = ferryd(&["front", "--parent", &std::process::id().to_string()]);
     if guests == Guests::Vm {
         command.arg("--vhost-user");
@@ -296,4 +311,27 @@ fn bind(guests: Guests, path: &Path, mode: u32) -> anyhow::Result<UnixListener> 
     std::fs::set_permissions(path, Permissions::from_mode(mode))
         .with_context(|| format!("cannot set the permissions of {}", path.display()))?;
     Ok(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command as Subcommand};
+    use clap::Parser;
+    use std::io::Write;
+
+    #[test]
+    fn a_front_that_stops_in_the_middle_of_a_request_is_replaced_and_holds_nobody_up() {
+        let arguments = ["ferryd", "serve", "--ggml-dir", "/nonexistent", "--backend", "cpu"];
+        let Subcommand::Serve(serve) = Cli::parse_from(arguments).command else { unreachable!() };
+        let (control, mut theirs) = control_pair().unwrap();
+        let front = Command::new("sleep").arg("60").spawn().unwrap();
+        let (socket, _other) = UnixStream::pair().unwrap();
+        let path = std::env::temp_dir().join(format!("ferry-supervisor-{}", std::process::id()));
+        let (guests, workers) = (Guests::Processes, Vec::new());
+        let mut listener = Listener { guests, path, socket: socket.into(), front, control, workers };
+        theirs.write_all(b"half").unwrap();
+        listener.serve_front(&serve);
+        assert!(!listener.front.wait().unwrap().success(), "it was not killed");
+    }
 }

@@ -49,6 +49,24 @@ fn a_killed_worker_costs_at_most_one_token_and_the_program_ends_by_itself() {
 }
 
 #[test]
+fn a_killed_front_is_replaced_and_sessions_go_on() {
+    let bed = Testbed::new();
+    let daemon = Daemon::start(&bed.llama.bin).unwrap();
+    let fronts = daemon.children();
+    assert_eq!(fronts.len(), 1, "{}", daemon.log());
+    let mut running = process::spawn(&mut bed.decode(&Device::Ferry(daemon.socket()), 48)).unwrap();
+    running.wait_until("begun", llama::RUN_TIMEOUT, |running| tokens_so_far(running) >= 5).unwrap();
+    kill(Pid::from_raw(fronts[0]), Signal::SIGKILL).unwrap();
+    eventually("another front is there", GIVE_UP, || {
+        let children = daemon.children();
+        !children.contains(&fronts[0]) && children.len() >= 2
+    });
+    let again = run(&mut bed.decode(&Device::Ferry(daemon.socket()), 4));
+    assert_eq!(again.stdout, bed.native(4));
+    assert_eq!(running.wait(GIVE_UP).unwrap().success().unwrap().stdout, bed.native(48));
+}
+
+#[test]
 fn a_killed_client_takes_its_worker_with_it() {
     let bed = Testbed::new();
     let daemon = Daemon::start(&bed.llama.bin).unwrap();

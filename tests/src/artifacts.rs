@@ -1,4 +1,4 @@
-//! The store of things that the tests run but this project did not make: llama.cpp and a model.
+//! The store of things that the tests run but this project did not make: llama.cpp and models.
 //!
 //! `artifacts.toml` pins them. Each is fetched by its registry's ordinary client, checked against its
 //! hash, unpacked and built, once: everything is made under a temporary name and renamed when whole, a
@@ -10,6 +10,7 @@ mod fetch;
 mod system;
 
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -49,6 +50,8 @@ struct Manifest {
     llama: Pin,
     llama_next: Pin,
     model: Pin,
+    /// The parts of a file that is larger than a registry takes.
+    gemma: Vec<Pin>,
 }
 
 impl Manifest {
@@ -79,6 +82,18 @@ impl Store {
     pub fn model(&self) -> Result<PathBuf> {
         let _lock = self.lock()?;
         self.unpacked(&self.manifest.model)
+    }
+
+    /// Gemma 3's GGUF file with 270 million parameters: another architecture than the model's, and K-quants.
+    pub fn gemma(&self) -> Result<PathBuf> {
+        let _lock = self.lock()?;
+        let whole = self.root.join("joined").join("gemma-3-270m-Q4_K_M.gguf");
+        if !whole.exists() {
+            let parts =
+                self.manifest.gemma.iter().map(|pin| self.unpacked(pin)).collect::<Result<Vec<_>>>()?;
+            join(&parts, &whole)?;
+        }
+        Ok(whole)
     }
 
     /// llama.cpp b10605 with plain CPU kernels, its programs and the RPC back-end.
@@ -141,6 +156,18 @@ impl Store {
     }
 }
 
+/// Makes the file `whole` out of `parts`, or not at all.
+fn join(parts: &[PathBuf], whole: &Path) -> Result<()> {
+    let temporary = whole.with_extension("partial");
+    fs::create_dir_all(whole.parent().expect("lies in the store"))?;
+    let mut to = File::create(&temporary).with_context(|| format!("creating {}", temporary.display()))?;
+    for part in parts {
+        let mut from = File::open(part).with_context(|| format!("opening {}", part.display()))?;
+        io::copy(&mut from, &mut to).with_context(|| format!("copying {}", part.display()))?;
+    }
+    fs::rename(&temporary, whole).with_context(|| format!("moving {} into place", whole.display()))
+}
+
 /// Makes the folder `path` out of nothing or not at all: `fill` gets a temporary name beside it.
 fn replace_dir(path: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let temporary = path.with_extension("partial");
@@ -161,10 +188,23 @@ mod tests {
     #[test]
     fn the_manifest_pins_what_the_store_needs() {
         let manifest = Manifest::load().unwrap();
-        for pin in [&manifest.llama, &manifest.llama_next, &manifest.model] {
+        let single = [&manifest.llama, &manifest.llama_next, &manifest.model];
+        for pin in single.into_iter().chain(&manifest.gemma) {
             assert_eq!(pin.sha256.len(), 64, "{}", pin.package);
             assert!(pin.file.contains(&pin.package_version), "{}", pin.package);
         }
+    }
+
+    #[test]
+    fn parts_are_joined_in_their_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let parts = ["b", "a"].map(|text| {
+            fs::write(dir.path().join(text), text).unwrap();
+            dir.path().join(text)
+        });
+        let whole = dir.path().join("joined/whole");
+        join(&parts, &whole).unwrap();
+        assert_eq!(fs::read_to_string(whole).unwrap(), "ba");
     }
 
     #[test]

@@ -167,8 +167,9 @@ impl Device {
     /// # Errors
     /// A file behind guest RAM could not be looked at; the device then has no memory.
     pub fn set_memory(&mut self, memory: GuestMemoryAtomic<GuestMemoryMmap>) -> std::io::Result<()> {
-        let table = RamTable::new(&memory.memory());
-        self.wakeups.set_memory(table.is_ok().then(|| memory.clone()));
+        let now = memory.memory().into_inner();
+        let table = RamTable::new(&now);
+        let now = table.is_ok().then_some(now);
         self.memory = table.is_ok().then_some(memory);
         let (table, result) = match table {
             Ok(table) => (table, Ok(())),
@@ -186,6 +187,7 @@ impl Device {
                 self.resources.set_pieces(id, None);
             }
         }
+        self.wakeups.set_memory(now);
         self.ram = table;
         result
     }

@@ -239,6 +239,7 @@ impl Device {
     /// Ends a context's session, if it has one. When it returns all its pages are the guest's alone.
     pub(super) fn end_session(&mut self, id: ContextId, tell: bool) {
         if let Some(session) = self.contexts.get_mut(&id).and_then(|context| context.session.take()) {
+            self.wakeups.closing(session.id);
             self.front.close(session.id);
             self.wakeups.forget(session.id, tell);
         }

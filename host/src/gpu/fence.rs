@@ -17,7 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use ferry_protocol::virtgpu::SessionState;
-use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryAtomic, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::context::SessionId;
 use super::counters::Counters;
@@ -41,7 +41,9 @@ struct State {
     sessions: HashMap<SessionId, Entry>,
     /// In the order of arming, which is that of the deadlines.
     armed: VecDeque<Armed>,
-    memory: Option<GuestMemoryAtomic<GuestMemoryMmap>>,
+    /// As the device last looked at it. The VMM replaces it before the device knows which sessions that moves, and a
+    /// session lost in between is still announced where its page was.
+    memory: Option<Arc<GuestMemoryMmap>>,
     closed: bool,
 }
 
@@ -51,6 +53,8 @@ struct Entry {
     /// A signal came while nothing was held: the next fence is not held.
     news: bool,
     lost: bool,
+    /// The device ends it: that its worker goes is no news.
+    closing: bool,
 }
 
 struct Armed {
@@ -87,7 +91,7 @@ impl Wakeups {
     pub fn lost(&self, session: SessionId) {
         let mut state = self.lock();
         let Some(entry) = state.sessions.get_mut(&session) else { return };
-        if !std::mem::replace(&mut entry.lost, true) {
+        if !entry.closing && !std::mem::replace(&mut entry.lost, true) {
             Counters::add(&self.shared.counters.sessions_lost);
             self.announce(&state, session, SessionState::LOST);
             self.wake(&mut state, session);
@@ -123,18 +127,25 @@ impl Wakeups {
     fn announce(&self, state: &State, session: SessionId, word: SessionState) {
         let (Some(entry), Some(memory)) = (state.sessions.get(&session), &state.memory) else { return };
         // Unwritable memory is the guest's own doing; there is nobody to tell.
-        let _ = memory.memory().store(word.0.to_le(), entry.state_word, std::sync::atomic::Ordering::Release);
+        let _ = memory.store(word.0.to_le(), entry.state_word, std::sync::atomic::Ordering::Release);
     }
 
-    pub(super) fn set_memory(&self, memory: Option<GuestMemoryAtomic<GuestMemoryMmap>>) {
+    pub(super) fn set_memory(&self, memory: Option<Arc<GuestMemoryMmap>>) {
         self.lock().memory = memory;
     }
 
     /// A new session, with its state word in the arena. Announces [`SessionState::OPEN`].
     pub(super) fn register(&self, session: SessionId, state_word: GuestAddress) {
         let mut state = self.lock();
-        state.sessions.insert(session, Entry { state_word, news: false, lost: false });
+        state.sessions.insert(session, Entry { state_word, news: false, lost: false, closing: false });
         self.announce(&state, session, SessionState::OPEN);
+    }
+
+    /// The device is about to end the session: from now on its worker may go without a word.
+    pub(super) fn closing(&self, session: SessionId) {
+        if let Some(entry) = self.lock().sessions.get_mut(&session) {
+            entry.closing = true;
+        }
     }
 
     /// The session is over: ends its held fences, and with `tell` announces [`SessionState::LOST`] first.

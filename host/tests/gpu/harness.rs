@@ -104,7 +104,10 @@ impl Workers {
 /// A control request on which the front panics.
 pub const PANIC: &[u8] = b"panic";
 
-pub struct Stand(pub Arc<Mutex<Workers>>);
+pub struct Stand {
+    pub workers: Arc<Mutex<Workers>>,
+    pub wakeups: Wakeups,
+}
 
 /// What a worker is given is whole pages of guest RAM, none of them twice.
 fn check(backing: &Backing) {
@@ -123,7 +126,7 @@ fn check(backing: &Backing) {
 
 impl Stand {
     fn lock(&self) -> MutexGuard<'_, Workers> {
-        self.0.lock().unwrap()
+        self.workers.lock().unwrap()
     }
 }
 
@@ -187,6 +190,8 @@ impl Contexts for Stand {
 
     fn close(&mut self, session: SessionId) {
         assert!(self.lock().open.remove(&session).is_some(), "closed once");
+        // Who hears the workers hears this end too, and does not know that it was asked for.
+        self.wakeups.lost(session);
     }
 }
 
@@ -248,8 +253,8 @@ impl<'a> Guest<'a> {
     pub fn with_limits(ram: &'a Ram, limits: Limits) -> Guest<'a> {
         let workers = Arc::new(Mutex::new(Workers::default()));
         let wakeups = Wakeups::new();
-        let mut device =
-            Device::new(Box::new(Stand(workers.clone())), wakeups.clone(), limits, 1..=3).unwrap();
+        let stand = Stand { workers: workers.clone(), wakeups: wakeups.clone() };
+        let mut device = Device::new(Box::new(stand), wakeups.clone(), limits, 1..=3).unwrap();
         device.set_features(ferry_host::gpu::FEATURES);
         device.set_memory(ram.atomic.clone()).unwrap();
         let table = DescriptorTable::new(&ram.memory, GuestAddress(0), QUEUE_SIZE);

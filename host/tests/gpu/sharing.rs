@@ -170,6 +170,7 @@ fn a_session_ends_with_its_arena() {
         guest.ok(&way);
         assert!(guest.workers().open.is_empty());
         assert_eq!(ram.word(HIGH), 2, "the state word says LOST");
+        assert_eq!(guest.snapshot().sessions_lost, 0, "it was ended, not lost");
         assert_eq!(guest.snapshot().mapped_bytes, 0);
         guest.ok(&doorbell(1, 1));
     }
@@ -248,4 +249,19 @@ fn the_same_addresses_in_another_file_are_other_pages() {
     guest.device.lock().unwrap().set_memory(ram.atomic.clone()).unwrap();
     assert!(guest.workers().open.is_empty());
     assert_eq!(other.word(HIGH), 0, "nothing is written into the new pages");
+}
+
+#[test]
+fn a_worker_that_goes_before_the_device_knows_of_new_memory_is_announced_in_the_old() {
+    let ram = Ram::new();
+    let mut guest = Guest::new(&ram);
+    guest.session(1, 1, 0);
+    let session = *guest.workers().open.keys().next().unwrap();
+    let other = Ram::new();
+    ram.atomic.lock().unwrap().replace(other.memory.clone());
+    guest.wakeups.lost(session);
+    assert_eq!(other.word(HIGH), 0, "nothing is written into the new pages");
+    assert_eq!(ram.word(HIGH), 2, "LOST");
+    guest.device.lock().unwrap().set_memory(ram.atomic.clone()).unwrap();
+    assert_eq!(other.word(HIGH), 0);
 }

@@ -4,6 +4,7 @@
 
 mod answer;
 mod ioctls;
+mod recycled;
 mod stock;
 mod testbed;
 mod trouble;

@@ -39,20 +39,20 @@ impl Testbed {
         machine.boot(&self.artifacts).unwrap()
     }
 
-    /// The completion of so many tokens in the guest, on the device, with the plug-in present.
-    pub fn completion<'vm>(&self, vm: &'vm Vm, tokens: u32, device: &[&str]) -> GuestCommand<'vm> {
+    /// The continuation of `prompt` by so many tokens in the guest, through Ferry or not at all.
+    pub fn completion<'vm>(&self, vm: &'vm Vm, prompt: &str, tokens: u32) -> GuestCommand<'vm> {
         let program = self.llama.bin.join("llama-completion").to_string_lossy().into_owned();
         let (model, tokens) = (self.model.to_string_lossy(), tokens.to_string());
-        let mut argv = vec![program.as_str(), "--model", &model, "--prompt", PROMPT, "--predict", &tokens];
+        let mut argv = vec![program.as_str(), "--model", &model, "--prompt", prompt, "--predict", &tokens];
         argv.extend(["--threads", "1", "--temp", "0", "--seed", "1", "-no-cnv", "--no-warmup"]);
         argv.extend(["--fit", "off", "--ignore-eos", "--ctx-size", "512"]);
-        argv.extend(device);
+        argv.extend(["--device", FERRY_DEVICE, "-ngl", "99"]);
         vm.command(argv).env("GGML_BACKEND_PATH", &self.plugin.to_string_lossy()).timeout(TIMEOUT)
     }
 
-    /// The same through Ferry, or not at all.
+    /// The same with the usual prompt.
     pub fn through_ferry<'vm>(&self, vm: &'vm Vm, tokens: u32) -> GuestCommand<'vm> {
-        self.completion(vm, tokens, &["--device", FERRY_DEVICE, "-ngl", "99"])
+        self.completion(vm, PROMPT, tokens)
     }
 
     /// What the same build says natively on the host.

@@ -20,6 +20,8 @@ use serde::Deserialize;
 pub use build::LlamaBuild;
 
 use crate::checkout;
+use crate::progress::Step;
+use crate::random_model::Shape;
 
 /// One pinned thing.
 #[derive(Debug, Deserialize)]
@@ -91,7 +93,19 @@ impl Store {
         if !whole.exists() {
             let parts =
                 self.manifest.gemma.iter().map(|pin| self.unpacked(pin)).collect::<Result<Vec<_>>>()?;
-            join(&parts, &whole)?;
+            replace_file(&whole, |to| join(&parts, to))?;
+        }
+        Ok(whole)
+    }
+
+    /// A model with random weights, made here.
+    pub fn random_model(&self, shape: &Shape) -> Result<PathBuf> {
+        let _lock = self.lock()?;
+        let whole = self.root.join("random").join(format!("{}.gguf", shape.name));
+        if !whole.exists() {
+            let step = Step::begin(format!("making {}", whole.display()));
+            replace_file(&whole, |to| Ok(shape.write(&mut io::BufWriter::new(to))?))?;
+            step.done();
         }
         Ok(whole)
     }
@@ -156,16 +170,22 @@ impl Store {
     }
 }
 
-/// Makes the file `whole` out of `parts`, or not at all.
-fn join(parts: &[PathBuf], whole: &Path) -> Result<()> {
-    let temporary = whole.with_extension("partial");
-    fs::create_dir_all(whole.parent().expect("lies in the store"))?;
-    let mut to = File::create(&temporary).with_context(|| format!("creating {}", temporary.display()))?;
+/// Puts the files `parts` one behind the other.
+fn join(parts: &[PathBuf], to: &mut File) -> Result<()> {
     for part in parts {
         let mut from = File::open(part).with_context(|| format!("opening {}", part.display()))?;
-        io::copy(&mut from, &mut to).with_context(|| format!("copying {}", part.display()))?;
+        io::copy(&mut from, to).with_context(|| format!("copying {}", part.display()))?;
     }
-    fs::rename(&temporary, whole).with_context(|| format!("moving {} into place", whole.display()))
+    Ok(())
+}
+
+/// Makes the file `path` out of nothing or not at all.
+fn replace_file(path: &Path, fill: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
+    let temporary = path.with_extension("partial");
+    fs::create_dir_all(path.parent().expect("lies in the store"))?;
+    let mut to = File::create(&temporary).with_context(|| format!("creating {}", temporary.display()))?;
+    fill(&mut to).with_context(|| format!("writing {}", temporary.display()))?;
+    fs::rename(&temporary, path).with_context(|| format!("moving {} into place", path.display()))
 }
 
 /// Makes the folder `path` out of nothing or not at all: `fill` gets a temporary name beside it.
@@ -203,7 +223,7 @@ mod tests {
             dir.path().join(text)
         });
         let whole = dir.path().join("joined/whole");
-        join(&parts, &whole).unwrap();
+        replace_file(&whole, |to| join(&parts, to)).unwrap();
         assert_eq!(fs::read_to_string(whole).unwrap(), "ba");
     }
 

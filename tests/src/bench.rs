@@ -1,16 +1,51 @@
-//! Figures of several rounds, and a table of them.
+//! Interleaved rounds, their figures, and a table of them.
 
 use std::fmt::Write;
 
-use crate::llama::Speed;
+use anyhow::Result;
 
 /// One arm of a comparison and what its rounds measured.
 #[derive(Debug, Clone)]
 pub struct Arm {
     /// The arm's name in the table.
     pub name: String,
-    /// One entry a round.
-    pub rounds: Vec<Speed>,
+    /// For each round, a figure of each column.
+    pub rounds: Vec<Vec<f64>>,
+}
+
+/// Lets each of `arms` have a turn in each of so many rounds. Each round begins with another arm: what comes after a
+/// pause, or after a certain other one, is not always the same.
+pub fn rotate(
+    rounds: u32,
+    arms: &mut [Arm],
+    mut turn: impl FnMut(u32, usize, &str) -> Result<Vec<f64>>,
+) -> Result<()> {
+    for round in 0..rounds {
+        for at in 0..arms.len() {
+            let at = (round as usize + at) % arms.len();
+            let figures = turn(round, at, &arms[at].name)?;
+            arms[at].rounds.push(figures);
+        }
+    }
+    Ok(())
+}
+
+impl Arm {
+    /// Without figures yet.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), rounds: Vec::new() }
+    }
+
+    /// The figures of a column, in the order of the rounds.
+    pub fn column(&self, column: usize) -> impl Iterator<Item = f64> {
+        self.rounds.iter().map(move |round| round[column])
+    }
+
+    /// How a column compares with `first`'s: the median of the ratios in the same round, since what changes from round to
+    /// round on a shared machine concerns both.
+    pub fn ratio(&self, first: &Self, column: usize) -> f64 {
+        spread(self.column(column).zip(first.column(column)).map(|(own, first)| own / first)).median
+    }
 }
 
 /// The middle of some figures, and how far they spread.
@@ -33,20 +68,21 @@ pub fn spread(figures: impl IntoIterator<Item = f64>) -> Spread {
     Spread { min: first, median, max: last }
 }
 
-/// The arms as a table. A ratio is the median of those to the first arm in the same round: what changes from round to round
-/// on a shared machine concerns both.
-pub fn table(arms: &[Arm], (prompt, generate): (u32, u32)) -> String {
+/// The arms as a table with these columns; ratios are to the first arm.
+pub fn table(arms: &[Arm], columns: &[String]) -> String {
     let name_width = arms.iter().map(|arm| arm.name.chars().count()).max().unwrap_or(0);
-    let (pp, tg) = (format!("pp{prompt} tok/s"), format!("tg{generate} tok/s"));
-    let mut text = format!("{:name_width$}  {pp:>24}  ratio  {tg:>24}  ratio\n", "");
-    let of = |arm: &Arm, pick: fn(&Speed) -> f64| spread(arm.rounds.iter().map(pick));
+    let mut text = format!("{:name_width$}", "");
+    for column in columns {
+        let _ = write!(text, "  {column:>24}  ratio");
+    }
+    text.push('\n');
     for arm in arms {
         let _ = write!(text, "{:name_width$}", arm.name);
-        for pick in [(|speed| speed.prompt) as fn(&Speed) -> f64, |speed| speed.generate] {
-            let own = of(arm, pick);
-            let ratios = arm.rounds.iter().zip(&arms[0].rounds).map(|(own, first)| pick(own) / pick(first));
-            let range = format!("{:.1} ({:.1}–{:.1})", own.median, own.min, own.max);
-            let _ = write!(text, "  {range:>24}  {:>5.3}", spread(ratios).median);
+        for column in 0..columns.len() {
+            let own = spread(arm.column(column));
+            let digits = if own.median < 10.0 { 2 } else { 1 };
+            let range = format!("{:.digits$} ({:.digits$}–{:.digits$})", own.median, own.min, own.max);
+            let _ = write!(text, "  {range:>24}  {:>5.3}", arm.ratio(&arms[0], column));
         }
         text.push('\n');
     }
@@ -66,10 +102,22 @@ mod tests {
 
     #[test]
     fn ratios_are_to_the_first_arm() {
-        let speed = |generate| Speed { prompt: 100.0, generate };
-        let arm = |name: &str, generate| Arm { name: name.into(), rounds: vec![speed(generate)] };
-        let text = table(&[arm("native", 50.0), arm("Ferry", 49.0)], (128, 48));
+        let arm = |name: &str, generate| Arm { name: name.into(), rounds: vec![vec![100.0, generate]] };
+        let columns = ["pp128".to_owned(), "tg48".to_owned()];
+        let text = table(&[arm("native", 50.0), arm("Ferry", 49.0)], &columns);
         let last = text.lines().last().unwrap();
         assert!(last.starts_with("Ferry") && last.ends_with("0.980"), "{text}");
+    }
+
+    #[test]
+    fn each_round_begins_with_another_arm_and_every_arm_has_its_turn() {
+        let (mut arms, mut order) = ([Arm::new("a"), Arm::new("b"), Arm::new("c")], String::new());
+        rotate(2, &mut arms, |round, at, name| {
+            order += name;
+            Ok(vec![f64::from(round), at as f64])
+        })
+        .unwrap();
+        assert_eq!(order, "abcbca");
+        assert_eq!(arms[2].rounds, [[0.0, 2.0], [1.0, 2.0]]);
     }
 }

@@ -42,9 +42,15 @@ pub struct Binaries {
     pub ferryd: PathBuf,
 }
 
+static BUILT: OnceLock<Binaries> = OnceLock::new();
+
+/// Has this process use `binaries` that somebody else built. To be called before anything asks for them.
+pub fn use_binaries(binaries: Binaries) {
+    BUILT.set(binaries).expect("nobody has asked for binaries yet");
+}
+
 /// Builds plug-in and daemon once per process; cargo makes a repetition cheap.
 pub fn binaries() -> Result<&'static Binaries> {
-    static BUILT: OnceLock<Binaries> = OnceLock::new();
     if let Some(built) = BUILT.get() {
         return Ok(built);
     }

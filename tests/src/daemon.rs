@@ -38,6 +38,8 @@ pub struct Session {
     pub graphs_patched: u64,
     /// Times that the worker woke its guest.
     pub doorbells: u64,
+    /// Times that the worker slept.
+    pub waits: u64,
 }
 
 /// A line of the daemon's statistics.
@@ -68,11 +70,15 @@ pub struct Daemon {
     dir: TempDir,
 }
 
-/// The daemon's command line: back-end from `ggml_dir`, everything else in `dir`.
+/// The daemon's command line: the CPU back-end from `ggml_dir`, everything else in `dir`.
 pub fn command(ggml_dir: &Path, dir: &Path) -> Result<Command> {
+    command_for(ggml_dir, "cpu", dir)
+}
+
+fn command_for(ggml_dir: &Path, backend: &str, dir: &Path) -> Result<Command> {
     let mut command = Command::new(&checkout::binaries()?.ferryd);
     command.arg("serve").arg("--unix").arg(dir.join("ferry.sock")).arg("--ggml-dir").arg(ggml_dir);
-    command.args(["--backend", "cpu", "--stats"]).arg(dir.join("stats.jsonl"));
+    command.args(["--backend", backend, "--stats"]).arg(dir.join("stats.jsonl"));
     Ok(command)
 }
 
@@ -88,9 +94,14 @@ impl Daemon {
 
     /// The same, with sockets for the virtio-gpu devices of so many virtual machines.
     pub fn start_for_machines(ggml_dir: &Path, machines: usize) -> Result<Self> {
+        Self::start_with(ggml_dir, "cpu", machines)
+    }
+
+    /// The same, with this back-end.
+    pub fn start_with(ggml_dir: &Path, backend: &str, machines: usize) -> Result<Self> {
         let dir =
             tempfile::Builder::new().prefix("ferry-").tempdir().context("making the daemon's folder")?;
-        let mut command = command(ggml_dir, dir.path())?;
+        let mut command = command_for(ggml_dir, backend, dir.path())?;
         for machine in 0..machines {
             command.arg("--vhost-user").arg(machine_socket(dir.path(), machine));
         }
@@ -125,6 +136,18 @@ impl Daemon {
 
     /// The sessions that have ended, once there are at least `count`.
     pub fn sessions(&self, count: usize) -> Result<Vec<Session>> {
+        self.sessions_when(&format!("{count} sessions"), |sessions| sessions.len() >= count)
+    }
+
+    /// The session of the guest process `client_pid`, once it has ended.
+    pub fn session_of(&self, client_pid: i32) -> Result<Session> {
+        let its = |session: &Session| session.client_pid == client_pid;
+        let what = format!("a session of process {client_pid}");
+        let sessions = self.sessions_when(&what, |sessions| sessions.iter().any(its))?;
+        Ok(sessions.into_iter().rfind(its).expect("it is there now"))
+    }
+
+    fn sessions_when(&self, what: &str, enough: impl Fn(&[Session]) -> bool) -> Result<Vec<Session>> {
         let deadline = Instant::now() + STATS_TIMEOUT;
         loop {
             let text = fs::read_to_string(self.dir.path().join("stats.jsonl")).unwrap_or_default();
@@ -137,11 +160,11 @@ impl Daemon {
             let sessions = accounts.into_iter().filter_map(Account::into_session);
             // Looking whether the socket accepts is a session too, one without graphs.
             let computing: Vec<Session> = sessions.filter(|session| session.graphs > 0).collect();
-            if computing.len() >= count {
+            if enough(&computing) {
                 return Ok(computing);
             }
             if Instant::now() > deadline {
-                bail!("ferryd accounts for {} sessions, not {count}\n{}", computing.len(), self.log());
+                bail!("ferryd accounts for {} sessions, not {what}\n{}", computing.len(), self.log());
             }
             interrupt::check()?;
             std::thread::sleep(Duration::from_millis(20));

@@ -138,22 +138,20 @@ fn show_speed(stage: &Stage, options: &Options) -> Result<()> {
         ("ggml-rpc, loopback", &stage.llama, server.device()),
         ("native, repacked weights", &stage.repacked, Device::Cpu),
     ];
-    let mut arms = contenders.each_ref().map(|(name, ..)| Arm { name: (*name).into(), rounds: Vec::new() });
+    let mut arms = contenders.each_ref().map(|(name, ..)| Arm::new(*name));
     let mut step = Step::begin(format!("measuring, {rounds} interleaved rounds"));
-    for round in 0..rounds {
-        // Each round begins with another arm: what comes after a pause, or after a certain other one, is not always the same.
-        for turn in 0..contenders.len() {
-            let at = (round as usize + turn) % contenders.len();
-            let (arm, (name, llama, device)) = (&mut arms[at], &contenders[at]);
-            step.update(&format!("round {} of {rounds}, {name}", round + 1));
-            arm.rounds.push(llama::bench(llama, device, &stage.model, lengths)?);
-        }
-    }
+    bench::rotate(rounds, &mut arms, |round, at, name| {
+        step.update(&format!("round {} of {rounds}, {name}", round + 1));
+        let (_, llama, device) = &contenders[at];
+        let speed = llama::bench(llama, device, &stage.model, lengths)?;
+        Ok(vec![speed.prompt, speed.generate])
+    })?;
     step.done();
     println!(
         "\nllama-bench, {THREADS} threads, median (range) of {rounds} rounds; median of the rounds' ratios to the first line:\n"
     );
-    print!("{}", bench::table(&arms, lengths));
+    let columns = [format!("pp{} tok/s", lengths.0), format!("tg{} tok/s", lengths.1)];
+    print!("{}", bench::table(&arms, &columns));
     println!(
         "\n  Plain kernels are the same computation as the worker's; repacking rearranges some weight types in\n  \
          buffers that only a program's own CPU back-end has."

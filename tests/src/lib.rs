@@ -1,9 +1,10 @@
 //! What the demonstration, the suite and the tests on real things share.
 //!
-//! - [`artifacts`]: the pinned things of others (llama.cpp, a model), fetched, checked and built;
+//! - [`artifacts`]: the pinned things of others (llama.cpp, models), fetched, checked and built;
+//! - [`random_model`]: models of any size, made here;
 //! - [`process`]: children that cannot outlive us, with captured output and deadlines;
 //! - [`daemon`], [`llama`]: `ferryd` and llama.cpp's programs as the tests use them;
-//! - [`demo`], [`suite`]: what `cargo demo` and `cargo suite` do.
+//! - [`demo`], [`speed`], [`suite`]: what `cargo demo`, `cargo speed` and `cargo suite` do.
 
 pub mod artifacts;
 pub mod bench;
@@ -16,5 +17,7 @@ pub mod process;
 pub mod procfs;
 pub mod programs;
 pub mod progress;
+pub mod random_model;
+pub mod speed;
 pub mod suite;
 mod sys;

@@ -24,6 +24,8 @@ pub const FERRY_DEVICE: &str = "Ferry0";
 pub enum Device {
     /// Its own CPU back-end.
     Cpu,
+    /// A device of another back-end of its own, by name.
+    Own(String),
     /// Our plug-in, with the daemon at this socket.
     Ferry(PathBuf),
     /// Whatever llama.cpp chooses by itself, with our plug-in present and told this socket.
@@ -34,9 +36,10 @@ pub enum Device {
 
 impl Device {
     /// The name that `--device` takes, if the device is to be named.
-    pub fn name(&self) -> Option<&'static str> {
+    pub fn name(&self) -> Option<&str> {
         match self {
             Self::Cpu => Some("none"),
+            Self::Own(name) => Some(name),
             Self::Ferry(_) => Some(FERRY_DEVICE),
             Self::Chosen(_) => None,
             Self::Rpc(_) => Some("RPC0"),
@@ -66,6 +69,29 @@ impl LlamaBuild {
         }
         command.args(["-ngl", "99"]);
         Ok(command)
+    }
+
+    /// The server of ggml-rpc, which had another name before 2026.
+    fn rpc_server(&self) -> Result<PathBuf> {
+        let candidates = ["ggml-rpc-server", "rpc-server"].map(|name| self.bin.join(name));
+        let found = candidates.into_iter().find(|program| program.exists());
+        found.with_context(|| format!("{} has no ggml-rpc-server", self.bin.display()))
+    }
+
+    /// The first device of the back-end `name` that the programs have by themselves: "cuda" is CUDA0, say.
+    pub fn own_device(&self, name: &str) -> Result<Device> {
+        if name.eq_ignore_ascii_case("cpu") {
+            return Ok(Device::Cpu);
+        }
+        let mut list = Command::new(self.bin.join("llama-bench"));
+        Device::Cpu.environment(&mut list)?;
+        let listed = process::run(list.arg("--list-devices"), RUN_TIMEOUT)?.success()?.stdout;
+        let names = listed.lines().filter_map(|line| line.trim().split_once(':')).map(|(name, _)| name);
+        let is_its =
+            |device: &&str| device.get(..name.len()).is_some_and(|start| start.eq_ignore_ascii_case(name));
+        let found = names.into_iter().find(is_its);
+        let found = found.with_context(|| format!("llama.cpp lists no device of {name:?}:\n{listed}"))?;
+        Ok(Device::Own(found.to_owned()))
     }
 }
 
@@ -141,6 +167,48 @@ struct BenchLine {
     avg_ts: f64,
 }
 
+/// What llama-bench is asked to measure, once.
+#[derive(Debug, Clone, Copy)]
+pub struct Bench<'a> {
+    /// The model's file.
+    pub model: &'a Path,
+    /// Numbers of tokens to process at once, each a measurement.
+    pub prompts: &'a [u32],
+    /// Tokens to generate one by one; none if 0.
+    pub generate: u32,
+    /// Do each thing once before it is measured.
+    pub warm_up: bool,
+}
+
+impl Bench<'_> {
+    /// llama-bench's arguments but for those that choose the device.
+    pub fn arguments(&self, threads: &str) -> Vec<String> {
+        let lengths: Vec<String> = self.prompts.iter().map(u32::to_string).collect();
+        let prompts = if lengths.is_empty() { "0".to_owned() } else { lengths.join(",") };
+        let (model, generate) = (self.model.to_string_lossy(), self.generate.to_string());
+        let fixed = ["--threads", threads, "--repetitions", "1", "--output", "json", "--model", &model];
+        let mut arguments: Vec<String> = fixed.map(str::to_owned).into();
+        arguments.extend(["--n-prompt".into(), prompts, "--n-gen".into(), generate]);
+        if !self.warm_up {
+            arguments.push("--no-warmup".into());
+        }
+        arguments
+    }
+
+    /// The tokens per second in llama-bench's output: of each prompt, then of the generation if one was asked for.
+    pub fn speeds(&self, stdout: &str) -> Result<Vec<f64>> {
+        let lines: Vec<BenchLine> = serde_json::from_str(stdout)
+            .with_context(|| format!("reading llama-bench's JSON, which is {stdout:?}"))?;
+        let prompts = self.prompts.iter().map(|&length| (length, 0));
+        let generate = (self.generate > 0).then_some((0, self.generate));
+        let speed = |wanted: (u32, u32)| {
+            let found = lines.iter().find(|line| (line.n_prompt, line.n_gen) == wanted);
+            found.map(|line| line.avg_ts).with_context(|| format!("llama-bench did not measure {wanted:?}"))
+        };
+        prompts.chain(generate).map(speed).collect()
+    }
+}
+
 /// One round of llama-bench: `prompt` tokens at once, then `generate` tokens one by one.
 pub fn bench(
     llama: &LlamaBuild,
@@ -148,20 +216,14 @@ pub fn bench(
     model: &Path,
     (prompt, generate): (u32, u32),
 ) -> Result<Speed> {
+    let bench = Bench { model, prompts: &[prompt], generate, warm_up: true };
     let mut command = llama.program("llama-bench", device)?;
-    command.arg("--model").arg(model).args(["--threads", THREADS, "--repetitions", "1", "--output", "json"]);
-    command.args(["--n-prompt", &prompt.to_string(), "--n-gen", &generate.to_string()]);
-    let finished = process::run(&mut command, RUN_TIMEOUT)?.success()?;
-    let lines: Vec<BenchLine> = serde_json::from_str(&finished.stdout)
-        .with_context(|| format!("reading llama-bench's JSON\n{}", finished.tail()))?;
-    let speed = |wanted: (u32, u32)| {
-        let found = lines.iter().find(|line| (line.n_prompt, line.n_gen) == wanted);
-        found.map(|line| line.avg_ts).with_context(|| format!("llama-bench did not measure {wanted:?}"))
-    };
-    Ok(Speed { prompt: speed((prompt, 0))?, generate: speed((0, generate))? })
+    let finished = process::run(command.args(bench.arguments(THREADS)), RUN_TIMEOUT)?.success()?;
+    let speeds = bench.speeds(&finished.stdout).with_context(|| finished.tail())?;
+    Ok(Speed { prompt: speeds[0], generate: speeds[1] })
 }
 
-/// A running ggml-rpc server on the CPU back-end, reachable on loopback only.
+/// A running ggml-rpc server, reachable on loopback only.
 #[derive(Debug)]
 pub struct RpcServer {
     _running: Running,
@@ -169,14 +231,19 @@ pub struct RpcServer {
 }
 
 impl RpcServer {
-    /// Starts it on a free port and waits until it accepts connections.
+    /// Starts it on the CPU back-end and a free port, and waits until it accepts connections.
     pub fn start(llama: &LlamaBuild) -> Result<Self> {
+        Self::start_on(llama, "CPU")
+    }
+
+    /// The same on the device of this name.
+    pub fn start_on(llama: &LlamaBuild, device: &str) -> Result<Self> {
         // The port is free a moment before the server takes it; somebody else could take it in between.
         let port = TcpListener::bind("127.0.0.1:0").context("looking for a free port")?.local_addr()?.port();
-        let mut command = Command::new(llama.bin.join("ggml-rpc-server"));
+        let mut command = Command::new(llama.rpc_server()?);
         Device::Cpu.environment(&mut command)?;
         command.args(["--host", "127.0.0.1", "--port", &port.to_string()]);
-        command.args(["--threads", THREADS, "--device", "CPU"]);
+        command.args(["--threads", THREADS, "--device", device]);
         let mut running = process::spawn(&mut command)?;
         let address = format!("127.0.0.1:{port}");
         running.wait_until("accepting connections", RUN_TIMEOUT, |_| TcpStream::connect(&address).is_ok())?;
@@ -216,6 +283,19 @@ mod tests {
         let two = "graph nodes  = 936 (with bs=512), 940 (with bs=1)";
         assert_eq!(graph_nodes(two).unwrap(), (936, 940));
         assert!(graph_nodes("graph splits = 1").is_err());
+    }
+
+    #[test]
+    fn the_figures_of_llama_bench_come_in_the_order_asked_for() {
+        let bench = Bench { model: Path::new("m"), prompts: &[512, 32], generate: 8, warm_up: false };
+        let arguments = bench.arguments("2").join(" ");
+        assert!(arguments.contains("--n-prompt 512,32 --n-gen 8 --no-warmup"), "{arguments}");
+        let line = |prompt, generate, speed: f64| {
+            format!(r#"{{"n_prompt": {prompt}, "n_gen": {generate}, "avg_ts": {speed:?}}}"#)
+        };
+        let json = format!("[{}, {}, {}]", line(0, 8, 3.0), line(32, 0, 2.0), line(512, 0, 1.0));
+        assert_eq!(bench.speeds(&json).unwrap(), [1.0, 2.0, 3.0]);
+        assert!(bench.speeds("[]").is_err());
     }
 
     #[test]

@@ -49,6 +49,19 @@ impl Place {
         }
     }
 
+    /// A program of its llama.cpp, told where to find it.
+    pub fn tool<'vm>(
+        &self,
+        vm: &'vm Vm,
+        name: &str,
+        arguments: impl IntoIterator<Item = impl Into<String>>,
+    ) -> GuestCommand<'vm> {
+        let program = self.llama.join(name).to_string_lossy().into_owned();
+        let argv = std::iter::once(program).chain(arguments.into_iter().map(Into::into));
+        let command = vm.command(argv).timeout(TIMEOUT);
+        self.env.iter().fold(command, |command, (name, value)| command.env(name, value))
+    }
+
     /// The host through Ferry, whose plug-in lies at `plugin` in the guest too.
     pub fn ferry(llama: &Path, plugin: &Path, tokens: u32) -> Self {
         Self {
@@ -125,7 +138,7 @@ impl Demo<'_> {
             // The server's devices exist only once it is named.
             list.splice(0..0, place.arguments[rpc..].iter().take(2).map(String::as_str));
         }
-        let devices = Self::tool(vm, "llama-bench", place, &list).text()?;
+        let devices = place.tool(vm, "llama-bench", list).text()?;
         writeln!(show, "guest$ llama-bench --list-devices\n{}", devices.trim_end())?;
         let text = self.answer(vm, place)?;
         writeln!(show, "guest$ llama-completion --predict {}\n{}", place.tokens, text.trim())?;
@@ -138,14 +151,6 @@ impl Demo<'_> {
         let folders: BTreeSet<&Path> = self.places.iter().map(|place| place.llama.as_path()).collect();
         let machine = self.machine.clone().share(models);
         folders.into_iter().fold(machine, VmBuilder::share_programs).boot(self.artifacts)
-    }
-
-    /// A program of llama.cpp in the guest.
-    fn tool<'vm>(vm: &'vm Vm, name: &str, place: &Place, arguments: &[&str]) -> GuestCommand<'vm> {
-        let program = place.llama.join(name).to_string_lossy().into_owned();
-        let argv = std::iter::once(program).chain(arguments.iter().map(|&argument| argument.to_owned()));
-        let command = vm.command(argv).timeout(TIMEOUT);
-        place.env.iter().fold(command, |command, (name, value)| command.env(name, value))
     }
 
     /// The model's greedy answer.
@@ -165,7 +170,7 @@ impl Demo<'_> {
             "--ignore-eos",
         ]);
         arguments.extend(place.arguments.iter().map(String::as_str));
-        Self::tool(vm, "llama-completion", place, &arguments).text()
+        place.tool(vm, "llama-completion", arguments).text()
     }
 
     /// Tokens a second while generating.
@@ -174,7 +179,7 @@ impl Demo<'_> {
         let mut arguments = vec!["--model", &model, "--n-prompt", "0", "--n-gen", &tokens, "--threads", "1"];
         arguments.extend(["--repetitions", "1", "--no-warmup", "--output", "json"]);
         arguments.extend(place.arguments.iter().map(String::as_str));
-        let json = Self::tool(vm, "llama-bench", place, &arguments).text()?;
+        let json = place.tool(vm, "llama-bench", arguments).text()?;
         parse_speed(&json).with_context(|| format!("llama-bench measured nothing:\n{json}"))
     }
 }

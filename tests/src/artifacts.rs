@@ -7,7 +7,7 @@
 
 mod build;
 mod fetch;
-mod system;
+pub(crate) mod system;
 
 use std::fs::{self, File};
 use std::io;

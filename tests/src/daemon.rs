@@ -14,8 +14,8 @@ use tempfile::TempDir;
 use crate::process::{self, Running};
 use crate::{checkout, interrupt, procfs};
 
-/// From spawn to a socket that accepts; loading a CPU back-end takes a fraction of it.
-const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// From spawn to a socket that accepts; loading a CPU back-end takes a fraction of it, even under valgrind.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// From SIGTERM to the end, workers included.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 /// From the client's end to the worker's line of statistics.
@@ -99,12 +99,27 @@ impl Daemon {
 
     /// The same, with this back-end.
     pub fn start_with(ggml_dir: &Path, backend: &str, machines: usize) -> Result<Self> {
+        Self::launch(ggml_dir, backend, |mut command, dir| {
+            for machine in 0..machines {
+                command.arg("--vhost-user").arg(machine_socket(dir, machine));
+            }
+            Ok(command)
+        })
+    }
+
+    /// Starts one on the CPU back-end whose command line was adapted.
+    pub fn adapted(ggml_dir: &Path, adapt: impl FnOnce(Command) -> Result<Command>) -> Result<Self> {
+        Self::launch(ggml_dir, "cpu", |command, _| adapt(command))
+    }
+
+    fn launch(
+        ggml_dir: &Path,
+        backend: &str,
+        adapt: impl FnOnce(Command, &Path) -> Result<Command>,
+    ) -> Result<Self> {
         let dir =
             tempfile::Builder::new().prefix("ferry-").tempdir().context("making the daemon's folder")?;
-        let mut command = command_for(ggml_dir, backend, dir.path())?;
-        for machine in 0..machines {
-            command.arg("--vhost-user").arg(machine_socket(dir.path(), machine));
-        }
+        let mut command = adapt(command_for(ggml_dir, backend, dir.path())?, dir.path())?;
         let running = process::spawn(&mut command)?;
         let mut daemon = Self { running, dir };
         let socket = daemon.socket();
@@ -129,9 +144,14 @@ impl Daemon {
         self.running.stderr()
     }
 
+    /// The daemon's own process: the supervisor.
+    pub fn pid(&self) -> i32 {
+        self.running.pid().as_raw()
+    }
+
     /// Processes below the daemon: fronts and workers.
     pub fn children(&self) -> Vec<i32> {
-        procfs::descendants(self.running.pid().as_raw())
+        procfs::descendants(self.pid())
     }
 
     /// The sessions that have ended, once there are at least `count`.

@@ -8,6 +8,7 @@
 
 pub mod artifacts;
 pub mod bench;
+pub mod callgrind;
 pub mod checkout;
 pub mod daemon;
 pub mod demo;

@@ -28,6 +28,43 @@ pub fn threads(pid: i32) -> usize {
     fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count)
 }
 
+/// What a process has used of a processor, and how often it let go of it or lost it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Used {
+    /// Clock ticks (hundredths of a second) in user and in kernel mode, of all threads.
+    pub ticks: u64,
+    /// Context switches of all threads: each is a wake-up.
+    pub switches: u64,
+}
+
+/// What the process has used so far, or `None` if it is gone.
+pub fn used(pid: i32) -> Option<Used> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    let switches = |task: fs::DirEntry| -> Option<u64> {
+        let status = fs::read_to_string(task.path().join("status")).ok()?;
+        Some(field(&status, "voluntary_ctxt_switches:")? + field(&status, "nonvoluntary_ctxt_switches:")?)
+    };
+    let switches = tasks.flatten().map(switches).sum::<Option<u64>>()?;
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    // Counted from the state: user and system time are the 14th and 15th of proc(5)'s fields.
+    let ticks = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
+    Some(Used { ticks, switches })
+}
+
+/// Resident memory of the process's own in KiB, if it is there: all but what it shares with others, such as an arena,
+/// whose pages come as they are first used and whose size is fixed.
+pub fn resident_kib(pid: i32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    Some(field(&status, "RssAnon:")? + field(&status, "RssFile:")?)
+}
+
+/// The number of a line of a status file.
+fn field(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
 struct Stat {
     parent: i32,
 }
@@ -48,6 +85,20 @@ fn stat(pid: i32) -> Option<Stat> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn one_who_computes_uses_time_and_memory() {
+        let me = i32::try_from(std::process::id()).unwrap();
+        let before = super::used(me).unwrap();
+        let started = std::time::Instant::now();
+        while super::used(me).unwrap().ticks < before.ticks + 2 {
+            assert!(started.elapsed().as_secs() < 60);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        assert!(super::used(me).unwrap().switches > before.switches);
+        assert!(super::resident_kib(me).unwrap() > 100);
+    }
+
     #[test]
     #[cfg(target_os = "linux")]
     fn a_child_is_seen_until_it_ends() {

@@ -105,6 +105,15 @@ const PARTS: &[Part] = &[
         }],
     },
     Part {
+        name: "budget",
+        about: "what Ferry may cost: instructions, memory, nothing when idle",
+        artifacts: true,
+        commands: &[CargoCommand {
+            words: "test --release --package ferry-tests --test budget -- --test-threads 1",
+            environment: PATIENT_THREADS,
+        }],
+    },
+    Part {
         name: "vm",
         about: "guests in virtual machines",
         artifacts: true,
@@ -122,7 +131,7 @@ const PARTS: &[Part] = &[
 pub fn run(options: &Options) -> Result<ExitCode> {
     if options.list {
         for part in PARTS {
-            println!("{:6} {}", part.name, part.about);
+            println!("{:7}{}", part.name, part.about);
         }
         return Ok(ExitCode::SUCCESS);
     }

@@ -27,6 +27,8 @@ pub const NINJA: Need = Need { probe: &["ninja", "--version"], package: "ninja-b
 pub const CXX: Need = Need { probe: &["c++", "--version"], package: "g++" };
 /// The C compiler.
 pub const CC: Need = Need { probe: &["cc", "--version"], package: "gcc" };
+/// Counts instructions.
+pub const VALGRIND: Need = Need { probe: &["valgrind", "--version"], package: "valgrind" };
 
 /// Makes sure that all of `needs` are there.
 pub fn require(needs: &[Need]) -> Result<()> {

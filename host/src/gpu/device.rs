@@ -189,6 +189,7 @@ impl Device {
         }
         self.wakeups.set_memory(now);
         self.ram = table;
+        self.update_gauges();
         result
     }
 
@@ -200,6 +201,7 @@ impl Device {
             self.end_session(context, true);
         }
         self.wakeups.flush();
+        self.update_gauges();
         // Each start of a queue counts for a kick: firmware's, then the driver's.
         self.empty_kicks = self.empty_kicks.map(|_| 0);
     }

@@ -188,6 +188,7 @@ fn stop_and_reset_end_all_sharing() {
             if reset { device.reset() } else { device.stop() }
         }
         assert!(guest.workers().open.is_empty());
+        assert_eq!(guest.snapshot().mapped_bytes, 0);
         assert_eq!((ram.word(HIGH), ram.word(HIGH + PAGE)), (2, 2));
         // A paused guest finds its resources again, a reset one starts anew.
         assert_eq!(guest.code(&of_resource(UNREF, 1)), if reset { BAD_RESOURCE } else { OK });
@@ -230,6 +231,7 @@ fn a_changed_memory_table_ends_what_it_moves_and_nothing_else() {
     swap(Ram::table(&ram.file, LOW_BYTES, 50 * PAGE));
     assert!(!guest.workers().holds(ResourceId(2)));
     assert_eq!(guest.workers().open.len(), 1);
+    assert_eq!(guest.snapshot().mapped_bytes, guest.workers().bytes());
     // Page 0 is another page of the file now, and is not written to.
     ram.memory.write_obj(0u32, GuestAddress(HIGH)).unwrap();
     swap(Ram::table(&ram.file, LOW_BYTES + PAGE, 50 * PAGE));

@@ -10,14 +10,33 @@ use anyhow::{Context, Result, bail};
 
 use crate::Artifacts;
 
-/// The release whose packages are used, with its backports (newer kernels, newer QEMU).
-const RELEASE: &str = "bookworm";
+/// The release whose mirror is looked for among the machine's sources; the others are on the same mirror.
+const MACHINE_RELEASE: Release = Release::Bookworm;
+
+/// A release whose packages are used, with its backports (newer kernels, newer QEMU).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Release {
+    /// Debian 12.
+    Bookworm,
+    /// Debian 13.
+    Trixie,
+}
+
+impl Release {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Bookworm => "bookworm",
+            Self::Trixie => "trixie",
+        }
+    }
+}
 
 /// Says what a machine without Debian's tools can do.
 const HINT: &str = "the VM tests need a machine with Debian 12's apt and dpkg";
 
 /// An apt of its own below the artifacts folder.
 pub struct Debian {
+    release: Release,
     root: PathBuf,
     _lock: nix::fcntl::Flock<fs::File>,
 }
@@ -36,9 +55,9 @@ impl Debian {
     ///
     /// # Errors
     /// If this is not Debian, or no mirror answers.
-    pub fn open(artifacts: &Artifacts) -> Result<Self> {
-        let root = artifacts.folder("apt")?;
-        let debian = Self { _lock: artifacts.lock("apt")?, root };
+    pub fn open(artifacts: &Artifacts, release: Release) -> Result<Self> {
+        let name = format!("apt-{}", release.name());
+        let debian = Self { release, root: artifacts.folder(&name)?, _lock: artifacts.lock(&name)? };
         for folder in ["lists/partial", "archives/partial"] {
             fs::create_dir_all(debian.root.join(folder))?;
         }
@@ -59,7 +78,7 @@ impl Debian {
     pub fn candidates(&self, package: &str) -> Result<Vec<Candidate>> {
         let candidates = parse_candidates(&self.apt("apt-cache", ["show", package])?);
         if candidates.is_empty() {
-            bail!("{RELEASE} and its backports have no package {package}");
+            bail!("{} and its backports have no package {package}", self.release.name());
         }
         Ok(candidates)
     }
@@ -94,7 +113,7 @@ impl Debian {
     /// # Errors
     /// Those of apt.
     pub fn closure(&self, package: &str) -> Result<Vec<String>> {
-        let backports = format!("{RELEASE}-backports");
+        let backports = format!("{}-backports", self.release.name());
         let simulated = self.apt(
             "apt-get",
             ["install", "--simulate", "--no-install-recommends", "-t", &backports, package],
@@ -119,10 +138,11 @@ impl Debian {
                 .args(["-o", &private("Dir::Cache", "")]),
         )?;
         let mirror = parse_mirror(&uris).with_context(|| {
-            format!("{HINT}: its sources name no mirror of {RELEASE}. They name:\n{uris}")
+            format!("{HINT}: its sources name no mirror of {}. They name:\n{uris}", MACHINE_RELEASE.name())
         })?;
+        let release = self.release.name();
         Ok(format!(
-            "Types: deb\nURIs: {mirror}\nSuites: {RELEASE} {RELEASE}-updates {RELEASE}-backports\nComponents: main\n\
+            "Types: deb\nURIs: {mirror}\nSuites: {release} {release}-updates {release}-backports\nComponents: main\n\
              Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n"
         ))
     }
@@ -169,9 +189,9 @@ fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Finds the release's mirror among the lines of `apt-get --print-uris update`.
+/// Finds the machine's mirror among the lines of `apt-get --print-uris update`.
 fn parse_mirror(uris: &str) -> Option<&str> {
-    let suffix = format!("/dists/{RELEASE}/InRelease");
+    let suffix = format!("/dists/{}/InRelease", MACHINE_RELEASE.name());
     uris.lines().find_map(|line| line.strip_prefix('\'')?.split('\'').next()?.strip_suffix(suffix.as_str()))
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::Artifacts;
-use crate::debian::{Candidate, Debian};
+use crate::debian::{Candidate, Debian, Release};
 
 /// The package that depends on Debian's current kernel.
 const META_PACKAGE: &str = "linux-image-amd64";
@@ -54,7 +54,7 @@ impl Kernel {
     /// Those of the fetch.
     pub fn fetch(artifacts: &Artifacts, version: KernelVersion) -> Result<Self> {
         let folder = artifacts.entry(&format!("linux-{version}"), |into| {
-            let debian = Debian::open(artifacts)?;
+            let debian = Debian::open(artifacts, Release::Bookworm)?;
             let package = image_package(&debian.candidates(META_PACKAGE)?, version)
                 .with_context(|| format!("Debian has no {META_PACKAGE} of version {version}"))?;
             debian.unpack(&[package], into)
@@ -86,7 +86,8 @@ fn image_package(candidates: &[Candidate], version: KernelVersion) -> Option<Str
 /// # Errors
 /// If the package cannot be fetched.
 pub fn drm_headers(artifacts: &Artifacts) -> Result<PathBuf> {
-    let unpack = |into: &Path| Debian::open(artifacts)?.unpack(&["libdrm-dev".to_owned()], into);
+    let unpack =
+        |into: &Path| Debian::open(artifacts, Release::Bookworm)?.unpack(&["libdrm-dev".to_owned()], into);
     Ok(artifacts.entry("libdrm-dev", unpack)?.join("usr/include/libdrm"))
 }
 

@@ -43,5 +43,5 @@ pub use ferry_vm_agent::Exit;
 pub use initramfs::Initramfs;
 pub use kernel::{Kernel, KernelVersion};
 pub use process::Guarded;
-pub use qemu::Qemu;
+pub use qemu::{GpuDevice, Qemu};
 pub use vm::{Vm, VmBuilder};

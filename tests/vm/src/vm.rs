@@ -11,9 +11,9 @@ use anyhow::{Context, Result, anyhow, bail};
 use tempfile::TempDir;
 
 use crate::command::{GuestCommand, pull, push};
-use crate::debian::Debian;
+use crate::debian::{Debian, Release};
 use crate::modules::Modules;
-use crate::{Agent, Artifacts, Guarded, Initramfs, Kernel, KernelVersion, Qemu, cargo, elf};
+use crate::{Agent, Artifacts, GpuDevice, Guarded, Initramfs, Kernel, KernelVersion, Qemu, cargo, elf};
 
 /// How long a boot may take unless the builder says otherwise; five seconds is usual on two idle cores.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
@@ -42,6 +42,7 @@ pub struct VmBuilder {
     cpus: u32,
     shared_memory: bool,
     gpu: Option<PathBuf>,
+    gpu_device: GpuDevice,
     gpu_driver: bool,
     network: bool,
     shares: Vec<PathBuf>,
@@ -62,6 +63,7 @@ impl Default for VmBuilder {
             cpus: 1,
             shared_memory: true,
             gpu: None,
+            gpu_device: GpuDevice::default(),
             gpu_driver: true,
             network: false,
             shares: Vec::new(),
@@ -104,6 +106,12 @@ impl VmBuilder {
     /// Adds a virtio-gpu device that the vhost-user back-end listening at `socket` serves.
     pub fn gpu(mut self, socket: impl Into<PathBuf>) -> Self {
         self.gpu = Some(socket.into());
+        self
+    }
+
+    /// Which of QEMU's devices that is; it decides which QEMU is used.
+    pub fn gpu_device(mut self, device: GpuDevice) -> Self {
+        self.gpu_device = device;
         self
     }
 
@@ -187,7 +195,7 @@ impl VmBuilder {
     /// If QEMU does not start or the guest does not get so far; the error has the end of the console's log.
     pub fn boot(self, artifacts: &Artifacts) -> Result<Vm> {
         let kernel = Kernel::fetch(artifacts, self.kernel)?;
-        let qemu = Qemu::find(artifacts)?;
+        let qemu = Qemu::find(artifacts, self.gpu_device)?;
         let dir = tempfile::Builder::new().prefix("ferry-vm-").tempdir()?;
         self.initramfs(artifacts, &kernel)?.write(&dir.path().join("initramfs"))?;
 
@@ -208,7 +216,7 @@ impl VmBuilder {
 
     fn initramfs(&self, artifacts: &Artifacts, kernel: &Kernel) -> Result<Initramfs> {
         let busybox = artifacts.entry("busybox-static", |into| {
-            Debian::open(artifacts)?.unpack(&["busybox-static".to_owned()], into)
+            Debian::open(artifacts, Release::Bookworm)?.unpack(&["busybox-static".to_owned()], into)
         })?;
         let gpu = self.gpu_driver.then_some(GPU_MODULE);
         let modules: Vec<_> = MODULES.into_iter().chain(gpu).collect();
@@ -252,7 +260,7 @@ impl VmBuilder {
     fn device_arguments(&self, command: &mut Command) {
         if let Some(socket) = &self.gpu {
             command.args(["-chardev", &format!("socket,id=ferry,path={}", option_path(socket))]);
-            command.args(["-device", "vhost-user-gpu-pci,chardev=ferry"]);
+            command.args(["-device", &self.gpu_device.option("ferry")]);
         }
         if self.network {
             command.args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="]);

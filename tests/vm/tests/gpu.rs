@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use ferry_protocol::virtgpu::{CAPSET_ID, CAPSET_MAGIC, Capset};
-use ferry_vm::{Artifacts, Guarded, KernelVersion, Vm, VmBuilder, cargo};
+use ferry_vm::{Artifacts, GpuDevice, Guarded, KernelVersion, Vm, VmBuilder, cargo};
 
 /// A device without a worker behind it, on a socket of its own.
 struct Device {
@@ -45,8 +45,14 @@ fn probe(vm: &Vm) -> Result<serde_json::Value> {
     Ok(serde_json::from_str(&text)?)
 }
 
-fn check_device(vm: &Vm) -> Result<()> {
+fn check_device(vm: &Vm, device: GpuDevice) -> Result<()> {
     let found = probe(vm)?;
+    let everything = i32::from(device == GpuDevice::Generic);
+    ensure!(found["resource_blob"] == everything && found["context_init"] == everything, "{found}");
+    // A fence is a wake-up; it is nobody else's only where each ring of a context has a timeline.
+    let held_signalled = device == GpuDevice::VhostUserGpu;
+    let fences = serde_json::json!({ "later_signalled": true, "held_signalled": held_signalled });
+    ensure!(found["fences"] == fences, "{found}");
     ensure!(found["3d_features"] == 1, "{found}");
     let body: Vec<u8> = serde_json::from_value(found["capset"].clone()).context("no capset was read")?;
     let capset: Capset = bytemuck::try_pod_read_unaligned(&body).map_err(anyhow::Error::msg)?;
@@ -54,18 +60,17 @@ fn check_device(vm: &Vm) -> Result<()> {
     Ok(())
 }
 
+/// On one device and, in the next machine on the same socket, on the other.
 fn appears_and_survives_a_reboot(kernel: KernelVersion) -> Result<()> {
-    let device = Device::start()?;
-    let vm = device.guest(kernel)?.boot(&Artifacts::open()?)?;
-    check_device(&vm)?;
-    vm.reboot()?;
-    check_device(&vm)?;
-    vm.power_off()?;
-
-    // The next machine on the same socket.
-    let vm = device.guest(kernel)?.boot(&Artifacts::open()?)?;
-    check_device(&vm)?;
-    vm.power_off()
+    let back_end = Device::start()?;
+    for device in GpuDevice::ALL {
+        let vm = back_end.guest(kernel)?.gpu_device(device).boot(&Artifacts::open()?)?;
+        check_device(&vm, device).with_context(|| format!("{device:?}"))?;
+        vm.reboot()?;
+        check_device(&vm, device).with_context(|| format!("{device:?} after a reboot"))?;
+        vm.power_off()?;
+    }
+    Ok(())
 }
 
 #[test]

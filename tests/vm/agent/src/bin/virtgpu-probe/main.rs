@@ -1,7 +1,10 @@
-//! Says what the kernel of this machine knows of a virtio-gpu device, as one JSON object.
+//! Says what the kernel of this machine knows of a virtio-gpu device, as one JSON object; with a capability set, which
+//! should be Ferry's, also what becomes of fences there.
 //!
 //!     virtgpu-probe [/dev/dri/renderD128] [CAPSET_ID CAPSET_BYTES]
 
+#[cfg(target_os = "linux")]
+mod fences;
 #[cfg(target_os = "linux")]
 mod uapi;
 
@@ -27,6 +30,9 @@ fn main() -> anyhow::Result<()> {
     if let Some((id, bytes)) = capset {
         let body = uapi::capset(&node, id, bytes).with_context(|| format!("cannot read capset {id}"))?;
         found.insert("capset".into(), body.into());
+        let can = |name: &str| found.get(name).is_some_and(|value| value == 1);
+        let (blobs, timelines) = (can("resource_blob"), can("context_init").then_some(id));
+        found.insert("fences".into(), fences::look(&path, blobs, timelines)?);
     }
     println!("{}", serde_json::Value::Object(found));
     Ok(())

@@ -1,5 +1,6 @@
 //! `ferryd` as a test uses it: on a socket of its own, gone when the guard is dropped.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 use tempfile::TempDir;
 
 use crate::process::{self, Running};
@@ -49,16 +49,23 @@ enum Account {
     Session(Session),
     /// What a virtual machine's device counted.
     Device {
-        #[serde(rename = "device")]
-        _counters: IgnoredAny,
+        device: BTreeMap<String, u64>,
     },
 }
 
 impl Account {
+    /// Looking whether the socket accepts is a session too, one without graphs.
     fn into_session(self) -> Option<Session> {
         match self {
-            Self::Session(session) => Some(session),
-            Self::Device { .. } => None,
+            Self::Session(session) if session.graphs > 0 => Some(session),
+            _ => None,
+        }
+    }
+
+    fn into_device(self) -> Option<BTreeMap<String, u64>> {
+        match self {
+            Self::Device { device } => Some(device),
+            Self::Session(_) => None,
         }
     }
 }
@@ -156,18 +163,31 @@ impl Daemon {
 
     /// The sessions that have ended, once there are at least `count`.
     pub fn sessions(&self, count: usize) -> Result<Vec<Session>> {
-        self.sessions_when(&format!("{count} sessions"), |sessions| sessions.len() >= count)
+        self.accounts_when(&format!("{count} sessions"), Account::into_session, |all| all.len() >= count)
     }
 
     /// The session of the guest process `client_pid`, once it has ended.
     pub fn session_of(&self, client_pid: i32) -> Result<Session> {
         let its = |session: &Session| session.client_pid == client_pid;
         let what = format!("a session of process {client_pid}");
-        let sessions = self.sessions_when(&what, |sessions| sessions.iter().any(its))?;
+        let sessions = self.accounts_when(&what, Account::into_session, |all| all.iter().any(its))?;
         Ok(sessions.into_iter().rfind(its).expect("it is there now"))
     }
 
-    fn sessions_when(&self, what: &str, enough: impl Fn(&[Session]) -> bool) -> Result<Vec<Session>> {
+    /// What the devices of virtual machines had counted, since their start, at the end of each session of theirs, once
+    /// at least `count` have ended.
+    pub fn device_counters(&self, count: usize) -> Result<Vec<BTreeMap<String, u64>>> {
+        let what = format!("{count} sessions of virtual machines");
+        self.accounts_when(&what, Account::into_device, |all| all.len() >= count)
+    }
+
+    /// What `pick` takes of the daemon's statistics, once that is enough.
+    fn accounts_when<T>(
+        &self,
+        what: &str,
+        pick: impl Fn(Account) -> Option<T>,
+        enough: impl Fn(&[T]) -> bool,
+    ) -> Result<Vec<T>> {
         let deadline = Instant::now() + STATS_TIMEOUT;
         loop {
             let text = fs::read_to_string(self.dir.path().join("stats.jsonl")).unwrap_or_default();
@@ -177,14 +197,12 @@ impl Daemon {
                     serde_json::from_str(line).with_context(|| format!("ferryd's statistics: {line:?}"))
                 })
                 .collect::<Result<_>>()?;
-            let sessions = accounts.into_iter().filter_map(Account::into_session);
-            // Looking whether the socket accepts is a session too, one without graphs.
-            let computing: Vec<Session> = sessions.filter(|session| session.graphs > 0).collect();
-            if enough(&computing) {
-                return Ok(computing);
+            let picked: Vec<T> = accounts.into_iter().filter_map(&pick).collect();
+            if enough(&picked) {
+                return Ok(picked);
             }
             if Instant::now() > deadline {
-                bail!("ferryd accounts for {} sessions, not {what}\n{}", computing.len(), self.log());
+                bail!("ferryd accounts for {}, not {what}\n{}", picked.len(), self.log());
             }
             interrupt::check()?;
             std::thread::sleep(Duration::from_millis(20));

@@ -1,7 +1,7 @@
 //! The right answer, computed by the host.
 
 use ferry_tests::daemon::Daemon;
-use ferry_vm::KernelVersion;
+use ferry_vm::{GpuDevice, KernelVersion};
 
 use crate::testbed::Testbed;
 
@@ -42,6 +42,7 @@ fn kernel_6_12() {
     computes_on_the_host(KernelVersion::V6_12);
 }
 
+/// On QEMU's other device, which gives the guest's kernel blobs and timelines.
 #[test]
 fn two_machines_of_one_daemon() {
     let bed = Testbed::new();
@@ -49,7 +50,8 @@ fn two_machines_of_one_daemon() {
     let daemon = Daemon::start_for_machines(&bed.llama.bin, 2).unwrap();
     let machines = KernelVersion::ALL.iter().enumerate();
     let machines: Vec<_> = machines
-        .map(|(number, &kernel)| bed.boot(bed.machine(kernel).gpu(daemon.machine_socket(number))))
+        .map(|(number, &kernel)| bed.machine(kernel).gpu(daemon.machine_socket(number)))
+        .map(|machine| bed.boot(machine.gpu_device(GpuDevice::Generic)))
         .collect();
     let running: Vec<_> = machines.iter().map(|vm| bed.through_ferry(vm, TOKENS).spawn().unwrap()).collect();
     for process in running {

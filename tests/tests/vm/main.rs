@@ -5,6 +5,7 @@
 mod answer;
 mod ioctls;
 mod recycled;
+mod steady;
 mod stock;
 mod testbed;
 mod trouble;

@@ -1,5 +1,6 @@
 //! Finds the daemon, shakes hands, opens sessions.
 
+use crate::regions::Regions;
 use ferry_protocol::calls::CallCode;
 use ferry_protocol::frame::Header;
 use ferry_protocol::hello::{self, DeviceRecord, Hello, Open, Opened, Transport, decode_welcome, negotiate};
@@ -72,6 +73,14 @@ pub enum ConnectError {
     Variable(String),
 }
 
+/// An open session.
+pub struct Connection {
+    /// Its messages' way.
+    pub channel: Channel,
+    /// Its way to shared memory, if the transport has one.
+    pub regions: Option<Box<dyn Regions>>,
+}
+
 /// Where a daemon is reached.
 #[derive(Clone, Debug)]
 enum Place {
@@ -105,7 +114,7 @@ impl Daemon {
     }
 
     /// Opens a session: the daemon starts a worker for this process.
-    pub fn open(&self) -> Result<Channel, ConnectError> {
+    pub fn open(&self) -> Result<Connection, ConnectError> {
         match &self.place {
             Place::Socket(path, transport) => {
                 let (socket, devices) = shake_hands(path)?;
@@ -208,7 +217,7 @@ fn shake_hands(path: &Path) -> Result<(UnixStream, Vec<DeviceRecord>), ConnectEr
     Ok((socket, devices))
 }
 
-fn open_at_socket(path: &Path, socket: UnixStream, transport: Transport) -> Result<Channel, ConnectError> {
+fn open_at_socket(path: &Path, socket: UnixStream, transport: Transport) -> Result<Connection, ConnectError> {
     let open = Open { transport, client_pid: std::process::id() };
     frames::write(
         &socket,
@@ -226,7 +235,7 @@ fn open_at_socket(path: &Path, socket: UnixStream, transport: Transport) -> Resu
     let nonsense = |text: String| ConnectError::Nonsense(path.to_path_buf(), text);
     let opened: Opened = cursor::only(&payload, "an OPENED").map_err(|error| nonsense(error.to_string()))?;
     if transport == Transport::STREAM {
-        Ok(stream::channel(socket)?)
+        Ok(Connection { channel: stream::channel(socket)?, regions: None })
     } else {
         arena_at(path, socket, &opened, fds)
     }
@@ -238,7 +247,8 @@ fn arena_at(
     socket: UnixStream,
     opened: &Opened,
     fds: Vec<OwnedFd>,
-) -> Result<Channel, ConnectError> {
+) -> Result<Connection, ConnectError> {
+    use crate::regions::Passed;
     use ferry_protocol::channel::arena::{End, check_layout};
     use ferry_unix::arena;
     use std::sync::Arc;
@@ -246,14 +256,16 @@ fn arena_at(
     let [memory, host_event, guest_event]: [OwnedFd; 3] =
         fds.try_into().map_err(|fds: Vec<_>| nonsense(format!("{} descriptors instead of 3", fds.len())))?;
     check_layout(opened).map_err(|error| nonsense(error.to_string()))?;
-    let mapping = arena::map(&memory, opened)?;
+    let mapping = arena::map(&memory, opened.arena_bytes)?;
     // A child that was forked off has nothing to say here.
     mapping.advise(memmap2::Advice::DontFork)?;
     let events = (guest_event, host_event);
-    Ok(arena::channel(Arc::new(mapping), opened, End::Guest, events, socket)?)
+    let regions = Passed::new(socket.try_clone()?);
+    let channel = arena::channel(Arc::new(mapping), opened, End::Guest, events, socket)?;
+    Ok(Connection { channel, regions: Some(Box::new(regions)) })
 }
 
 #[cfg(not(target_os = "linux"))]
-fn arena_at(_: &Path, _: UnixStream, _: &Opened, _: Vec<OwnedFd>) -> Result<Channel, ConnectError> {
+fn arena_at(_: &Path, _: UnixStream, _: &Opened, _: Vec<OwnedFd>) -> Result<Connection, ConnectError> {
     Err(ConnectError::Variable("arena (it needs Linux)".to_owned()))
 }

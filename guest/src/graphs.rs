@@ -9,30 +9,9 @@ use crate::session::{Lost, Session};
 use ferry_protocol::calls::CallCode;
 use ferry_protocol::graph::{GraphTables, encode_patch};
 use ferry_protocol::ids::{GraphId, StreamId};
-use ferry_protocol::limits::GRAPHS_PER_SESSION_MAX;
-use std::sync::{Mutex, PoisonError};
 
 /// Graphs that a stream keeps on the host at most: a scheduler's splits, for prompts and for single tokens.
 const GRAPHS_PER_STREAM_MAX: usize = 32;
-
-/// The slots of a session that no stream uses.
-pub struct FreeSlots(Mutex<Vec<u32>>);
-
-impl Default for FreeSlots {
-    fn default() -> Self {
-        Self(Mutex::new((0..GRAPHS_PER_SESSION_MAX as u32).rev().collect()))
-    }
-}
-
-impl FreeSlots {
-    fn take(&self) -> Option<u32> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
-    }
-
-    fn give_back(&self, slot: u32) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
-    }
-}
 
 /// A graph that the host has.
 struct Known {

@@ -10,6 +10,8 @@
 //! | [`connect`] | finds the daemon and opens sessions |
 //! | [`virtgpu`] | the transport of a virtual machine |
 //! | [`graphs`] | graphs as objects: what was sent is not sent again |
+//! | [`regions`] | memory that the worker sees as well |
+//! | [`slots`] | numbers for what the host keeps |
 //! | [`memo`] | questions about operations, asked once |
 //! | [`sys`] | tells that this process is a child that was forked off |
 //! | [`log`] | one line each, through ggml's own log |
@@ -19,7 +21,9 @@ mod ffi;
 mod graphs;
 mod log;
 mod memo;
+mod regions;
 mod session;
+mod slots;
 mod sys;
 #[cfg(target_os = "linux")]
 mod virtgpu;

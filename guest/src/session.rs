@@ -12,18 +12,23 @@
 //! Once the other side is gone the session is lost for good: what was waited for is an error, reads are filled with
 //! 0xFF, posts are dropped. The next backend instance gets a new session.
 
+use crate::connect::Connection;
 use crate::ffi::Destination;
-use crate::graphs::FreeSlots;
 use crate::log::{self, Level};
+use crate::regions::Regions;
+use crate::slots::FreeSlots;
 use crate::sys::fork::ForkMark;
 use ferry_protocol::calls::CallCode;
+use ferry_protocol::channel::memory::Mapping;
 use ferry_protocol::channel::spin::Spin;
 use ferry_protocol::channel::{Broken, Interest, Payload, Receiver, Sender, Waiter};
 use ferry_protocol::frame::{Flags, Header};
-use ferry_protocol::ids::{Seq, StreamId};
+use ferry_protocol::ids::{RegionId, Seq, StreamId};
+use ferry_protocol::limits::{EVENTS_PER_SESSION_MAX, GRAPHS_PER_SESSION_MAX};
 use ferry_protocol::reply::NoticeHeader;
+use ferry_protocol::request::AddRegion;
 use ferry_protocol::status::Status;
-use ferry_unix::{Channel, Counters};
+use ferry_unix::Counters;
 use std::collections::HashMap;
 use std::io::Write;
 use std::path::Path;
@@ -57,6 +62,8 @@ pub struct Reply {
 enum Collected {
     Bytes(Vec<u8>),
     Into(Destination),
+    /// The host wrote it there itself.
+    InPlace(Destination),
 }
 
 /// An answer that is being waited for, or has come and was not taken yet.
@@ -99,6 +106,9 @@ pub struct Session {
     /// Counts buffers that were freed: a graph that was checked before names only live buffers while it stands still.
     buffers_freed: AtomicU64,
     graph_slots: FreeSlots,
+    event_slots: FreeSlots,
+    /// One region is made at a time; `None` on a transport without.
+    regions: Mutex<Option<Box<dyn Regions>>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -107,8 +117,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Session {
-    /// The session behind `channel`.
-    pub fn new(channel: Channel) -> std::io::Result<Self> {
+    /// The session behind a connection.
+    pub fn new(Connection { channel, regions }: Connection) -> std::io::Result<Self> {
         Ok(Self {
             outbox: Mutex::new(Outbox { sender: channel.sender, last: 0 }),
             receiver: Mutex::new(channel.receiver),
@@ -120,7 +130,9 @@ impl Session {
             fork_said: AtomicBool::new(false),
             spin: Mutex::new(Spin::new(spin_max())),
             buffers_freed: AtomicU64::new(0),
-            graph_slots: FreeSlots::default(),
+            graph_slots: FreeSlots::new(GRAPHS_PER_SESSION_MAX),
+            event_slots: FreeSlots::new(EVENTS_PER_SESSION_MAX),
+            regions: Mutex::new(regions),
         })
     }
 
@@ -149,6 +161,17 @@ impl Session {
         self.send(call, stream, parts, None)
     }
 
+    /// Posts a read that the host does in place: into a region, where `destination` lies.
+    pub fn post_read_in_place(
+        &self,
+        stream: StreamId,
+        parameters: &[u8],
+        destination: Destination,
+    ) -> Result<Seq, Lost> {
+        let expected = Expected { collected: Collected::InPlace(destination), unattended: true, done: None };
+        self.send(CallCode::GET_INTO_REGION, stream, &[parameters], Some(expected))
+    }
+
     /// Posts a read whose bytes go to `destination` at the latest when the stream is synchronized.
     pub fn post_read(
         &self,
@@ -174,11 +197,53 @@ impl Session {
         self.outbox.try_lock().is_ok() && self.inbox.try_lock().is_ok_and(|inbox| !inbox.leading)
     }
 
+    /// Has the host read into a region, where `destination` lies, and waits for it.
+    pub fn read_in_place(&self, parameters: &[u8], destination: Destination) -> Result<Reply, Lost> {
+        let expected = Expected { collected: Collected::InPlace(destination), unattended: false, done: None };
+        let seq = self.send(CallCode::GET_INTO_REGION, StreamId::SESSION, &[parameters], Some(expected))?;
+        self.wait_for(seq)
+    }
+
     /// Reads into `destination`, and waits for it.
     pub fn read(&self, call: CallCode, parts: &[&[u8]], destination: Destination) -> Result<Reply, Lost> {
         let expected = Expected { collected: Collected::Into(destination), unattended: false, done: None };
         let seq = self.send(call, StreamId::SESSION, parts, Some(expected))?;
         self.wait_for(seq)
+    }
+
+    /// Memory that the worker sees as well: `None` if this transport has none, or enough of it is in use.
+    pub fn add_region(&self, bytes: usize) -> Option<(RegionId, Arc<dyn Mapping>)> {
+        self.check_fork().ok()?;
+        let mut regions = lock(&self.regions);
+        let regions = regions.as_mut()?;
+        let complain = |what: &str, error: std::io::Error| {
+            log::line(Level::Debug, &format!("no shared memory of {bytes} bytes: {what}: {error}"));
+        };
+        let offer = regions.offer(bytes).map_err(|error| complain("this side", error)).ok()?;
+        let region = offer.region;
+        let add = AddRegion { size: bytes as u64, region, reserved: 0 };
+        let reply = self.call(CallCode::ADD_REGION, StreamId::SESSION, &[bytemuck::bytes_of(&add)]).ok()?;
+        if reply.header.status != Status::OK {
+            return None;
+        }
+        match regions.take(offer) {
+            Ok(mapping) => Some((region, mapping)),
+            Err(error) => {
+                complain("the daemon's side", error);
+                self.drop_region(region);
+                None
+            }
+        }
+    }
+
+    /// Has the worker let go of a region.
+    pub fn drop_region(&self, region: RegionId) {
+        let _ = self.call(CallCode::DROP_REGION, StreamId::SESSION, &[bytemuck::bytes_of(&region)]);
+    }
+
+    /// Where on the host an event can be kept.
+    pub fn event_slots(&self) -> &FreeSlots {
+        &self.event_slots
     }
 
     /// Waits until the answer to `seq`, and every earlier one, has come.
@@ -290,7 +355,7 @@ impl Session {
         let Some(Expected { collected, done: Some(header), .. }) = expected else { return Err(Lost) };
         let payload = match collected {
             Collected::Bytes(bytes) => bytes,
-            Collected::Into(_) => Vec::new(),
+            Collected::Into(_) | Collected::InPlace(_) => Vec::new(),
         };
         Ok(Reply { header, payload })
     }
@@ -373,6 +438,8 @@ impl Session {
             // What was to be computed was not: nobody shall take the old bytes for it.
             Collected::Into(_) if spoilt => {}
             Collected::Into(destination) => destination.append(payload),
+            Collected::InPlace(_) if spoilt => {}
+            Collected::InPlace(destination) => destination.is_filled(),
         }
         if header.flags.contains(Flags::MORE) {
             return;
@@ -411,7 +478,7 @@ fn failed_answer(inbox: &mut Inbox, header: Header, payload: Payload<'_>) {
         inbox,
         &format!("{}: {}: {}", header.call, header.status, String::from_utf8_lossy(&payload.to_vec())),
     );
-    if matches!(header.call, CallCode::READ | CallCode::GET_TENSOR) {
+    if matches!(header.call, CallCode::READ | CallCode::GET_TENSOR | CallCode::GET_INTO_REGION) {
         inbox.failed_streams.push(header.stream);
     }
 }

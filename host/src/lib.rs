@@ -15,5 +15,7 @@ pub mod front;
 pub mod ggml;
 pub mod gpu;
 pub mod process;
+#[cfg(target_os = "linux")]
+mod sources;
 pub mod supervisor;
 pub mod worker;

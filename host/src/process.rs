@@ -2,7 +2,9 @@
 
 use crate::cli::{Backends, Worker};
 use crate::ggml::Library;
-use crate::worker;
+#[cfg(target_os = "linux")]
+use crate::sources::{Made, Told};
+use crate::worker::{self, RegionSource};
 use anyhow::{Context, bail};
 use ferry_protocol::calls::CallCode;
 use ferry_protocol::frame::Header;
@@ -61,13 +63,16 @@ pub fn run_worker(arguments: &Worker) -> anyhow::Result<()> {
         client_pid: arguments.client_pid,
     };
     let opened = Header { seq: arguments.open_seq, ..Header::request(CallCode::OPEN, StreamId::SESSION, 0) };
-    let channel = match Transport(arguments.transport) {
+    let (channel, regions) = match Transport(arguments.transport) {
         Transport::ARENA => open_arena(socket, opened)?,
         Transport::VIRTGPU => open_virtgpu(socket)?,
-        _ => open_stream(socket, opened)?,
+        _ => (open_stream(socket, opened)?, None),
     };
-    worker::serve(Arc::new(library), channel, &config)
+    worker::serve(Arc::new(library), channel, regions, &config)
 }
+
+/// A session's channel, and where its regions come from.
+type Opening = (Channel, Option<Box<dyn RegionSource>>);
 
 fn open_stream(socket: UnixStream, opened: Header) -> anyhow::Result<Channel> {
     frames::write(&socket, opened, bytemuck::bytes_of(&Opened::default()), &[])
@@ -76,19 +81,21 @@ fn open_stream(socket: UnixStream, opened: Header) -> anyhow::Result<Channel> {
 }
 
 #[cfg(target_os = "linux")]
-fn open_arena(socket: UnixStream, opened: Header) -> anyhow::Result<Channel> {
+fn open_arena(socket: UnixStream, opened: Header) -> anyhow::Result<Opening> {
     use std::os::fd::AsRawFd;
     let shared = arena::make().context("cannot make the shared memory of a session")?;
-    let mapping = arena::map(&shared.memory, &shared.layout)?;
+    let mapping = arena::map(&shared.memory, shared.layout.arena_bytes)?;
     let fds = [&shared.memory, &shared.host_event, &shared.guest_event].map(|fd| fd.as_raw_fd());
     frames::write(&socket, opened, bytemuck::bytes_of(&shared.layout), &fds)
         .context("cannot answer the guest")?;
-    rings(Arc::new(mapping), &shared.layout, (shared.host_event, shared.guest_event), socket)
+    let regions = Made::new(socket.try_clone()?);
+    let events = (shared.host_event, shared.guest_event);
+    Ok((rings(Arc::new(mapping), &shared.layout, events, socket)?, Some(Box::new(regions))))
 }
 
 /// The arena is in the guest's memory: the front says where. Its connection ends when the session does.
 #[cfg(target_os = "linux")]
-fn open_virtgpu(socket: UnixStream) -> anyhow::Result<Channel> {
+fn open_virtgpu(socket: UnixStream) -> anyhow::Result<Opening> {
     use crate::front::{ARENA_MESSAGE_BYTES_MAX, ArenaMessage};
     use crate::gpu::mmap::Stitched;
     let (_, message, mut fds) = frames::read_up_to(&socket, ARENA_MESSAGE_BYTES_MAX)
@@ -101,7 +108,9 @@ fn open_virtgpu(socket: UnixStream) -> anyhow::Result<Channel> {
     let (Some(guest_event), Some(host_event)) = (fds.pop(), fds.pop()) else { bail!("no events") };
     let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
     let mapping = Stitched::map(&files, &message.extents).context("cannot map the arena")?;
-    rings(Arc::new(mapping), &message.layout, (host_event, guest_event), socket)
+    let regions = Told::new(socket.try_clone()?);
+    let events = (host_event, guest_event);
+    Ok((rings(Arc::new(mapping), &message.layout, events, socket)?, Some(Box::new(regions))))
 }
 
 #[cfg(target_os = "linux")]
@@ -116,11 +125,11 @@ fn rings(
 }
 
 #[cfg(not(target_os = "linux"))]
-fn open_arena(_: UnixStream, _: Header) -> anyhow::Result<Channel> {
+fn open_arena(_: UnixStream, _: Header) -> anyhow::Result<Opening> {
     bail!("shared memory between processes is only served on Linux")
 }
 
 #[cfg(not(target_os = "linux"))]
-fn open_virtgpu(_: UnixStream) -> anyhow::Result<Channel> {
+fn open_virtgpu(_: UnixStream) -> anyhow::Result<Opening> {
     bail!("virtio-gpu is only served on Linux")
 }

@@ -92,6 +92,15 @@ calls! {
     /// Says what a buffer is used for.
     SET_USAGE = 0x1b, Session, Posted, since 1;
 
+    /// Shares more memory: a region, for the guest's host buffers.
+    ADD_REGION = 0x20, Session, Awaited, since 1;
+    /// Takes a region back: once it is answered, the worker has it no more.
+    DROP_REGION = 0x21, Session, Awaited, since 1;
+    /// Writes into a tensor from a region.
+    SET_FROM_REGION = 0x22, Session, Posted, since 1;
+    /// Reads from a tensor into a region.
+    GET_INTO_REGION = 0x23, Session, Awaited, since 1;
+
     /// Makes a backend instance: a stream.
     INIT_BACKEND = 0x30, Session, Awaited, since 1;
     /// Ends a stream.
@@ -100,6 +109,17 @@ calls! {
     SYNCHRONIZE = 0x32, Session, Awaited, since 1;
     /// Sets the number of threads of a CPU back-end.
     SET_THREADS = 0x33, Session, Posted, since 1;
+
+    /// Makes an event.
+    EVENT_NEW = 0x38, Session, Posted, since 1;
+    /// Frees an event.
+    EVENT_FREE = 0x39, Session, Posted, since 1;
+    /// Puts an event behind everything that the stream was given.
+    EVENT_RECORD = 0x3a, Session, Posted, since 1;
+    /// Lets the stream go on only after an event.
+    EVENT_WAIT = 0x3b, Session, Posted, since 1;
+    /// Answered when an event has happened.
+    EVENT_SYNCHRONIZE = 0x3c, Session, Awaited, since 1;
 
     /// Defines a graph.
     GRAPH_DEF = 0x40, Session, Posted, since 1;
@@ -136,6 +156,9 @@ impl CallCode {
                 | Self::MEMSET_TENSOR
                 | Self::SET_USAGE
                 | Self::SET_THREADS
+                | Self::EVENT_NEW
+                | Self::EVENT_RECORD
+                | Self::EVENT_WAIT
                 | Self::GRAPH_DEF
                 | Self::GRAPH_PATCH
         )

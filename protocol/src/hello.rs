@@ -81,6 +81,8 @@ impl DeviceFlags {
     pub const THREADS: Self = Self(1);
     /// Wants INIT_TENSOR for tensors outside compute buffers.
     pub const INIT_TENSOR: Self = Self(2);
+    /// Has events.
+    pub const EVENTS: Self = Self(4);
 
     /// Whether `bits` are all set.
     pub fn contains(self, bits: Self) -> bool {

@@ -45,5 +45,21 @@ pub struct GraphId {
     pub generation: u32,
 }
 
+/// Memory that both sides see, besides the arena. The guest names it; on `virtgpu` by the id of its resource. The worker
+/// knows it from ADD_REGION to DROP_REGION.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Pod, Zeroable)]
+pub struct RegionId(pub u32);
+
+/// An event: a slot that the guest chooses and the generation of what is in it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
+pub struct EventId {
+    /// Below [`crate::limits::EVENTS_PER_SESSION_MAX`].
+    pub slot: u32,
+    /// Changes with each event that is made there; 0 is never used.
+    pub generation: u32,
+}
+
 /// Counts a side's requests; a reply carries the number of what it answers.
 pub type Seq = u64;

@@ -32,6 +32,14 @@ pub const OP_TENSORS_MAX: usize = 24;
 pub const BUFFERS_PER_SESSION_MAX: usize = 4096;
 /// Backend instances of one session: llama.cpp makes one per context and device.
 pub const STREAMS_PER_SESSION_MAX: usize = 64;
+/// Regions of one session. Each is a mapping or, in a virtual machine, thousands of them, of which a process may have
+/// 65,530.
+pub const REGIONS_PER_SESSION_MAX: usize = 64;
+/// Bytes of all regions of one session. What is pinned for the host is missing elsewhere: a program that wants more gets
+/// memory of its own.
+pub const REGION_BYTES_PER_SESSION_MAX: u64 = 256 << 20;
+/// Events of one session. llama.cpp has four for each device and context that it pipelines, and four while it loads.
+pub const EVENTS_PER_SESSION_MAX: usize = 256;
 /// Threads that a guest may ask of a CPU back-end; ggml's own GGML_MAX_N_THREADS is 512.
 pub const THREADS_MAX: u32 = 512;
 /// Devices that a daemon shows.

@@ -3,7 +3,7 @@
 use crate::calls::CallCode;
 use crate::cursor::{Cursor, CursorError, only};
 use crate::graph::{self, GraphError, GraphTables, PatchHeader, TensorChange};
-use crate::ids::{BufferId, GraphId};
+use crate::ids::{BufferId, EventId, GraphId, RegionId};
 use crate::limits::OP_TENSORS_MAX;
 use crate::tensor::{TensorLayout, TensorRecord};
 use bytemuck::{Pod, Zeroable};
@@ -74,6 +74,45 @@ pub struct CopyTensor {
     pub dst: TensorLayout,
 }
 
+/// Shares `size` bytes as `region`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct AddRegion {
+    /// Bytes.
+    pub size: u64,
+    /// Its name, which no region of the session has.
+    pub region: RegionId,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// Copies between a range of a tensor and as many bytes of a region: out of it for a SET_FROM_REGION, into it for a
+/// GET_INTO_REGION.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct RegionTransfer {
+    /// The tensor's side.
+    pub range: TensorRange,
+    /// First byte in the region.
+    pub at: u64,
+    /// The region.
+    pub region: RegionId,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// Makes `event` on `device`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct NewEvent {
+    /// Its name.
+    pub event: EventId,
+    /// Place in the list of devices.
+    pub device: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
 /// In front of an operation that is asked about. Behind it come `tensors` records: the sources and their bases
 /// before it, the operation's result last. None of them has a name.
 #[repr(C)]
@@ -112,6 +151,24 @@ pub enum Request {
     MemsetTensor(MemsetTensor),
     /// [`CallCode::COPY_TENSOR`]
     CopyTensor(CopyTensor),
+    /// [`CallCode::ADD_REGION`]
+    AddRegion(AddRegion),
+    /// [`CallCode::DROP_REGION`]
+    DropRegion(RegionId),
+    /// [`CallCode::SET_FROM_REGION`]
+    SetFromRegion(RegionTransfer),
+    /// [`CallCode::GET_INTO_REGION`]
+    GetIntoRegion(RegionTransfer),
+    /// [`CallCode::EVENT_NEW`]
+    EventNew(NewEvent),
+    /// [`CallCode::EVENT_FREE`]
+    EventFree(EventId),
+    /// [`CallCode::EVENT_RECORD`]
+    EventRecord(EventId),
+    /// [`CallCode::EVENT_WAIT`]
+    EventWait(EventId),
+    /// [`CallCode::EVENT_SYNCHRONIZE`]
+    EventSynchronize(EventId),
     /// [`CallCode::INIT_BACKEND`]: the device
     InitBackend(u32),
     /// [`CallCode::FREE_BACKEND`]
@@ -196,6 +253,15 @@ impl Request {
             CallCode::INIT_TENSOR => Self::InitTensor(fixed(call, params)?),
             CallCode::MEMSET_TENSOR => Self::MemsetTensor(memset(call, params)?),
             CallCode::COPY_TENSOR => Self::CopyTensor(fixed(call, params)?),
+            CallCode::ADD_REGION => Self::AddRegion(fixed(call, params)?),
+            CallCode::DROP_REGION => Self::DropRegion(fixed(call, params)?),
+            CallCode::SET_FROM_REGION => Self::SetFromRegion(fixed(call, params)?),
+            CallCode::GET_INTO_REGION => Self::GetIntoRegion(fixed(call, params)?),
+            CallCode::EVENT_NEW => Self::EventNew(fixed(call, params)?),
+            CallCode::EVENT_FREE => Self::EventFree(fixed(call, params)?),
+            CallCode::EVENT_RECORD => Self::EventRecord(fixed(call, params)?),
+            CallCode::EVENT_WAIT => Self::EventWait(fixed(call, params)?),
+            CallCode::EVENT_SYNCHRONIZE => Self::EventSynchronize(fixed(call, params)?),
             CallCode::INIT_BACKEND => Self::InitBackend(fixed(call, params)?),
             CallCode::FREE_BACKEND => empty(call, params, Self::FreeBackend)?,
             CallCode::SYNCHRONIZE => empty(call, params, Self::Synchronize)?,
@@ -228,6 +294,12 @@ impl Request {
     fn reserved_is_zero(&self) -> bool {
         let layout = match self {
             Self::AllocBuffer(alloc) => return alloc.reserved == 0,
+            Self::AddRegion(add) => return add.reserved == 0,
+            Self::EventNew(new) => return new.reserved == 0,
+            Self::SetFromRegion(transfer) | Self::GetIntoRegion(transfer) if transfer.reserved != 0 => {
+                return false;
+            }
+            Self::SetFromRegion(transfer) | Self::GetIntoRegion(transfer) => &transfer.range.tensor,
             Self::CopyTensor(copy) => return copy.src.reserved == 0 && copy.dst.reserved == 0,
             Self::SetTensor(range) | Self::GetTensor(range) => &range.tensor,
             Self::InitTensor(layout) => layout,

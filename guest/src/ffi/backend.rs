@@ -2,9 +2,9 @@
 #![allow(unsafe_code)]
 
 use super::base::Base;
-use super::buffer::{post_copy, post_get, post_set};
+use super::buffer::{Source, post_copy, post_get, post_set};
 use super::registry::{SessionRef, registry};
-use super::{device, encode, guard};
+use super::{device, encode, event, guard};
 use crate::graphs::Graphs;
 use crate::log::{self, Level};
 use crate::session::Lost;
@@ -32,8 +32,8 @@ pub struct BackendContext {
 struct State {
     graphs: Graphs,
     threads: c_int,
-    /// A graph was started that nothing was waited for since.
-    computing: bool,
+    /// Something was started that nothing was waited for since: a graph, or a write from memory that was lent.
+    working: bool,
     /// The last read that was posted, if it was not waited for yet. It is answered after everything before it.
     reading: Option<Seq>,
 }
@@ -70,7 +70,7 @@ impl BackendContext {
             }
         };
         self.session.post(CallCode::EXEC, self.stream, &[bytemuck::bytes_of(&id)])?;
-        state.computing = true;
+        state.working = true;
         // A read posted before does not answer for this graph.
         state.reading = None;
         Ok(())
@@ -78,13 +78,13 @@ impl BackendContext {
 
     /// Waits for what was started. Writes were copied when they were posted, and need no waiting.
     fn synchronize(&self) -> Result<(), Lost> {
-        let (computing, reading) = {
+        let (working, reading) = {
             let mut state = self.state();
-            (std::mem::take(&mut state.computing), state.reading.take())
+            (std::mem::take(&mut state.working), state.reading.take())
         };
         match reading {
             Some(seq) => self.session.wait_until_answered(seq),
-            None if computing => self.session.call(CallCode::SYNCHRONIZE, self.stream, &[]).map(|_| ()),
+            None if working => self.session.call(CallCode::SYNCHRONIZE, self.stream, &[]).map(|_| ()),
             None => Ok(()),
         }
     }
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn init(device: Handle, _: *const c_char) -> Handle {
         if reply.header.status != Status::OK || stream == StreamId::SESSION {
             return std::ptr::null_mut();
         }
-        let state = State { graphs: Graphs::new(stream), threads: 0, computing: false, reading: None };
+        let state = State { graphs: Graphs::new(stream), threads: 0, working: false, reading: None };
         let context = Box::new(BackendContext {
             session,
             stream,
@@ -134,8 +134,8 @@ fn build(generation: Generation, device: Handle, context: *mut c_void) -> Handle
         graph_plan_update: absent,
         graph_plan_compute: absent,
         graph_compute: Some(graph_compute),
-        event_record: absent,
-        event_wait: absent,
+        event_record: Some(event_record),
+        event_wait: Some(event_wait),
     };
     match generation {
         Generation::G1 => boxed(v1, device, context),
@@ -156,8 +156,8 @@ fn build(generation: Generation, device: Handle, context: *mut c_void) -> Handle
                 graph_plan_update: absent,
                 graph_plan_compute: absent,
                 graph_compute: v1.graph_compute,
-                event_record: absent,
-                event_wait: absent,
+                event_record: v1.event_record,
+                event_wait: v1.event_wait,
                 graph_optimize: None,
             };
             boxed(v2, device, context)
@@ -233,8 +233,15 @@ unsafe extern "C" fn set_tensor_async(
     size: usize,
 ) {
     guard((), || {
-        // SAFETY: the backend is ours, the tensor valid, and `size` bytes readable.
-        let _ = unsafe { post_set(&registry().base, &*tensor, context(backend).stream, data, offset, size) };
+        // SAFETY: the backend is ours, the tensor valid, and `size` bytes readable until it is synchronized.
+        unsafe {
+            let (base, context) = (&registry().base, context(backend));
+            let set = post_set(base, &*tensor, context.stream, (data, offset, size), Source::Lent);
+            if set == Ok(true) {
+                let mut state = context.state();
+                (state.working, state.reading) = (true, None);
+            }
+        }
     });
 }
 
@@ -285,7 +292,7 @@ unsafe extern "C" fn cpy_tensor_async(
         // SAFETY: the source is in the program's memory, and complete once its backend is synchronized.
         unsafe {
             (base.synchronize)(backend_src);
-            post_set(base, dst, stream, src.data, 0, bytes as usize).is_ok()
+            post_set(base, dst, stream, (src.data, 0, bytes as usize), Source::Borrowed).is_ok()
         }
     })
 }
@@ -305,6 +312,24 @@ unsafe extern "C" fn graph_compute(backend: Handle, graph: *mut CGraph) -> c_int
             Err(Lost) => status::FAILED,
         }
     })
+}
+
+unsafe extern "C" fn event_record(backend: Handle, event: Handle) {
+    guard((), || {
+        // SAFETY: the backend is ours; ggml passes an event.
+        if let (stream, Some(event)) = unsafe { (context(backend).stream, event::context(event)) } {
+            event.record(stream);
+        }
+    });
+}
+
+unsafe extern "C" fn event_wait(backend: Handle, event: Handle) {
+    guard((), || {
+        // SAFETY: the backend is ours; ggml passes an event.
+        if let (stream, Some(event)) = unsafe { (context(backend).stream, event::context(event)) } {
+            event.hold(stream);
+        }
+    });
 }
 
 /// `ggml_backend_set_n_threads`, for a host back-end that computes on CPUs.

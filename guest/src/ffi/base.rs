@@ -38,6 +38,12 @@ pub struct Base {
     pub buffer_is_host: unsafe extern "C" fn(Handle) -> bool,
     /// `ggml_backend_synchronize`.
     pub synchronize: unsafe extern "C" fn(Handle),
+    /// `ggml_backend_buft_alloc_buffer`.
+    pub buft_alloc_buffer: unsafe extern "C" fn(Handle, usize) -> Handle,
+    /// `ggml_backend_cpu_buffer_type`.
+    pub cpu_buffer_type: unsafe extern "C" fn() -> Handle,
+    /// `ggml_backend_cpu_buffer_from_ptr`.
+    pub cpu_buffer_from_ptr: unsafe extern "C" fn(*mut c_void, usize) -> Handle,
     op_name: NameOf,
     unary_op_name: NameOf,
     glu_op_name: NameOf,
@@ -173,6 +179,9 @@ impl Base {
                 buffer_init: lookup.function(c"ggml_backend_buffer_init")?,
                 buffer_is_host: lookup.function(c"ggml_backend_buffer_is_host")?,
                 synchronize: lookup.function(c"ggml_backend_synchronize")?,
+                buft_alloc_buffer: lookup.function(c"ggml_backend_buft_alloc_buffer")?,
+                cpu_buffer_type: lookup.function(c"ggml_backend_cpu_buffer_type")?,
+                cpu_buffer_from_ptr: lookup.function(c"ggml_backend_cpu_buffer_from_ptr")?,
                 op_name: lookup.function(c"ggml_op_name")?,
                 unary_op_name: lookup.function(c"ggml_unary_op_name")?,
                 glu_op_name: lookup.function(c"ggml_glu_op_name")?,

@@ -16,7 +16,9 @@ use ferry_protocol::hello::DeviceFlags;
 use ferry_protocol::ids::{BufferId, Seq, StreamId};
 use ferry_protocol::limits::DATA_CHUNK_BYTES;
 use ferry_protocol::reply::Allocated;
-use ferry_protocol::request::{AllocBuffer, BufferValue, CopyTensor, MemsetTensor, Range, TensorRange};
+use ferry_protocol::request::{
+    AllocBuffer, BufferValue, CopyTensor, MemsetTensor, Range, RegionTransfer, TensorRange,
+};
 use ferry_protocol::status::Status;
 use ferry_protocol::tensor::TensorLayout;
 use std::ffi::{c_int, c_void};
@@ -186,7 +188,31 @@ impl BufferContext {
     }
 }
 
-/// Posts bytes for `tensor`, which are copied before this returns.
+/// From this size on, bytes in a region are taken by the worker from there while this side waits: that costs less than a
+/// second copy.
+const REFERENCE_BYTES_MIN: usize = 256 << 10;
+
+/// How long the source of a write stays as it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// Until the call returns.
+    Borrowed,
+    /// Until the stream is synchronized, or an event behind the write has happened.
+    Lent,
+}
+
+/// The transfer between a range of `tensor` and this process's memory at `data`, if the worker sees that.
+fn by_reference(
+    place: &HostPlace<'_>,
+    tensor: TensorLayout,
+    (data, offset, size): (*const c_void, usize, usize),
+) -> Option<RegionTransfer> {
+    let (region, at) = registry().host_buffers.find(place.session, data, size)?;
+    let range = TensorRange { tensor, offset: offset as u64, size: size as u64 };
+    Some(RegionTransfer { range, at, region, reserved: 0 })
+}
+
+/// Posts bytes for `tensor`; whether the source is still wanted when this returns, which only happens to a lent one.
 ///
 /// # Safety
 /// `data` must be the start of `size` readable bytes.
@@ -194,14 +220,40 @@ pub unsafe fn post_set(
     base: &Base,
     tensor: &Tensor,
     stream: StreamId,
-    data: *const c_void,
-    offset: usize,
-    size: usize,
-) -> Result<(), Lost> {
+    (data, offset, size): (*const c_void, usize, usize),
+    source: Source,
+) -> Result<bool, Lost> {
     let place = place_of(tensor).ok_or(Lost)?;
+    let layout = encode::layout(base, tensor).ok_or(Lost)?;
+    let shared = if source == Source::Lent || size >= REFERENCE_BYTES_MIN {
+        by_reference(&place, layout, (data, offset, size))
+    } else {
+        None
+    };
+    let Some(transfer) = shared else {
+        // SAFETY: as promised.
+        unsafe { post_copied(&place, layout, stream, (data, offset, size))? };
+        return Ok(false);
+    };
+    place.session.post(CallCode::SET_FROM_REGION, stream, &[bytemuck::bytes_of(&transfer)])?;
+    if source == Source::Borrowed {
+        place.session.call(CallCode::SYNCHRONIZE, stream, &[])?;
+    }
+    Ok(source == Source::Lent)
+}
+
+/// Posts bytes, which are copied before this returns.
+///
+/// # Safety
+/// `data` must be the start of `size` readable bytes.
+unsafe fn post_copied(
+    place: &HostPlace<'_>,
+    layout: TensorLayout,
+    stream: StreamId,
+    (data, offset, size): (*const c_void, usize, usize),
+) -> Result<(), Lost> {
     // SAFETY: as promised.
     let data = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), size) };
-    let layout = encode::layout(base, tensor).ok_or(Lost)?;
     let mut offset = offset as u64;
     for chunk in data.chunks(DATA_CHUNK_BYTES) {
         let size = chunk.len() as u64;
@@ -243,6 +295,9 @@ pub unsafe fn post_get(
     let destination = unsafe { Destination::new(data.cast(), size) };
     let place = place_of(tensor).ok_or(Lost)?;
     let layout = encode::layout(base, tensor).ok_or(Lost)?;
+    if let Some(transfer) = by_reference(&place, layout, (data, offset, size)) {
+        return place.session.post_read_in_place(stream, bytemuck::bytes_of(&transfer), destination);
+    }
     let (call, parameters) = read_call(layout, offset as u64, size as u64);
     place.session.post_read(call, stream, &[&parameters], destination)
 }
@@ -304,7 +359,9 @@ unsafe extern "C" fn set_tensor(
 ) {
     guard((), || {
         // SAFETY: ggml passes a valid tensor, and `size` readable bytes.
-        let _ = unsafe { post_set(&registry().base, &*tensor, StreamId::SESSION, data, offset, size) };
+        let _ = unsafe {
+            post_set(&registry().base, &*tensor, StreamId::SESSION, (data, offset, size), Source::Borrowed)
+        };
     });
 }
 
@@ -323,6 +380,10 @@ unsafe extern "C" fn get_tensor(
         let (Some(place), Some(layout)) = (place_of(tensor), encode::layout(&registry().base, tensor)) else {
             return;
         };
+        if let Some(transfer) = by_reference(&place, layout, (data, offset, size)) {
+            let _ = place.session.read_in_place(bytemuck::bytes_of(&transfer), destination);
+            return;
+        }
         let (call, parameters) = read_call(layout, offset as u64, size as u64);
         let _ = place.session.read(call, &[&parameters], destination);
     });

@@ -16,20 +16,43 @@ pub enum DeviceBufferType {
     V3(Box<BufferType<BufferTypeV3>>),
 }
 
+/// The functions of a buffer type.
+#[allow(missing_docs)] // they are ggml's
+pub struct Functions {
+    pub get_name: unsafe extern "C" fn(Handle) -> *const c_char,
+    pub alloc_buffer: unsafe extern "C" fn(Handle, usize) -> Handle,
+    pub get_alignment: unsafe extern "C" fn(Handle) -> usize,
+    pub get_max_size: Option<unsafe extern "C" fn(Handle) -> usize>,
+    pub get_alloc_size: Option<unsafe extern "C" fn(Handle, *const Tensor) -> usize>,
+    pub is_host: Option<unsafe extern "C" fn(Handle) -> bool>,
+}
+
+/// Those of memory on the host.
+pub const FUNCTIONS: Functions = Functions {
+    get_name,
+    alloc_buffer,
+    get_alignment,
+    get_max_size: Some(get_max_size),
+    get_alloc_size: Some(get_alloc_size),
+    is_host: None,
+};
+
 impl DeviceBufferType {
     /// The one for a program's generation. It belongs to no device yet.
-    pub fn new(generation: Generation) -> Self {
+    pub fn new(generation: Generation, functions: &Functions) -> Self {
         let (device, context) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let &Functions { get_name, alloc_buffer, get_alignment, get_max_size, get_alloc_size, is_host } =
+            functions;
         if generation == Generation::G3 {
             let iface = BufferTypeV3 {
                 get_name: Some(get_name),
                 alloc_buffer: Some(alloc_buffer),
                 alloc_buffer_n: None,
                 get_alignment: Some(get_alignment),
-                get_max_size: Some(get_max_size),
-                get_alloc_size: Some(get_alloc_size),
+                get_max_size,
+                get_alloc_size,
                 get_alloc_size_n: None,
-                is_host: None,
+                is_host,
             };
             return Self::V3(Box::new(BufferType { iface, device, context }));
         }
@@ -37,9 +60,9 @@ impl DeviceBufferType {
             get_name: Some(get_name),
             alloc_buffer: Some(alloc_buffer),
             get_alignment: Some(get_alignment),
-            get_max_size: Some(get_max_size),
-            get_alloc_size: Some(get_alloc_size),
-            is_host: None,
+            get_max_size,
+            get_alloc_size,
+            is_host,
         };
         Self::V1(Box::new(BufferType { iface, device, context }))
     }

@@ -22,6 +22,11 @@ impl Destination {
         Self { next: start, left: len }
     }
 
+    /// Somebody else has filled it.
+    pub fn is_filled(&mut self) {
+        self.left = 0;
+    }
+
     /// Copies the next part in. What is too much is dropped.
     pub fn append(&mut self, part: Payload<'_>) {
         let len = part.len().min(self.left);

@@ -5,13 +5,13 @@ use super::base::Base;
 use super::encode;
 use super::guard;
 use super::registry::registry;
-use super::{backend, buffer_type};
+use super::{backend, buffer_type, event, host_buffer};
 use crate::memo::Memo;
 use ferry_ggml::Tensor;
 use ferry_ggml::backend::{Caps, Device, DeviceInterface, Generation, Handle, PropsV1, PropsV2, device_type};
 use ferry_protocol::calls::CallCode;
 use ferry_protocol::cursor;
-use ferry_protocol::hello::{DeviceKind, DeviceRecord, field_text};
+use ferry_protocol::hello::{DeviceFlags, DeviceKind, DeviceRecord, field_text};
 use ferry_protocol::ids::StreamId;
 use ferry_protocol::ops::Op;
 use ferry_protocol::reply::Memory;
@@ -21,8 +21,10 @@ use std::ffi::{CString, c_char, c_int, c_void};
 /// A device and what ggml sees of it.
 pub struct DeviceContext {
     device: Device,
-    /// Its only buffer type.
+    /// The type of its own memory.
     pub buffer_type: buffer_type::DeviceBufferType,
+    /// The type of this program's memory that its worker sees.
+    host_buffer_type: buffer_type::DeviceBufferType,
     /// Its place in the daemon's list.
     pub at: u32,
     /// What the daemon said of it.
@@ -50,21 +52,22 @@ impl DeviceContext {
             get_props: Some(get_props),
             init_backend: Some(backend::init),
             get_buffer_type: Some(get_buffer_type),
-            get_host_buffer_type: None,
+            get_host_buffer_type: Some(get_host_buffer_type),
             buffer_from_host_ptr: std::ptr::null(),
             supports_op: Some(supports_op),
             supports_buft: Some(supports_buft),
             offload_op: None,
-            event_new: std::ptr::null(),
-            event_free: std::ptr::null(),
-            event_synchronize: std::ptr::null(),
+            event_new: Some(event::new),
+            event_free: Some(event::free),
+            event_synchronize: Some(event::synchronize),
         };
         let text = |text: String| CString::new(text.replace('\0', " ")).unwrap_or_default();
         let description =
             format!("{} ({} through Ferry)", field_text(&record.description), field_text(&record.name));
         let mut context = Box::new(Self {
             device: Device { iface, reg, context: std::ptr::null_mut() },
-            buffer_type: buffer_type::DeviceBufferType::new(base.generation),
+            buffer_type: buffer_type::DeviceBufferType::new(base.generation, &buffer_type::FUNCTIONS),
+            host_buffer_type: buffer_type::DeviceBufferType::new(base.generation, &host_buffer::FUNCTIONS),
             at: at as u32,
             record,
             name: text(format!("Ferry{at}")),
@@ -76,6 +79,7 @@ impl DeviceContext {
         let handle = context.handle();
         context.device.context = itself;
         context.buffer_type.attach(handle, itself);
+        context.host_buffer_type.attach(handle, itself);
         // ggml has no call that would free a device.
         Box::leak(context)
     }
@@ -186,7 +190,8 @@ unsafe extern "C" fn get_props(device: Handle, props: *mut c_void) {
         // SAFETY: the device is ours.
         let context = unsafe { context(device) };
         let (free, total) = context.memory();
-        let caps = Caps { async_: true, host_buffer: false, buffer_from_host_ptr: false, events: false };
+        let events = context.record.flags.contains(DeviceFlags::EVENTS);
+        let caps = Caps { async_: true, host_buffer: true, buffer_from_host_ptr: false, events };
         let (name, description, kind) = (context.name.as_ptr(), context.description.as_ptr(), context.kind());
         // SAFETY: ggml passes its properties, whose layout goes by the generation.
         unsafe {
@@ -209,6 +214,11 @@ unsafe extern "C" fn get_props(device: Handle, props: *mut c_void) {
 unsafe extern "C" fn get_buffer_type(device: Handle) -> Handle {
     // SAFETY: the device is ours.
     unsafe { context(device) }.buffer_type.handle()
+}
+
+unsafe extern "C" fn get_host_buffer_type(device: Handle) -> Handle {
+    // SAFETY: the device is ours.
+    unsafe { context(device) }.host_buffer_type.handle()
 }
 
 unsafe extern "C" fn supports_op(device: Handle, op: *const Tensor) -> bool {

@@ -12,6 +12,8 @@ pub mod destination;
 pub mod device;
 pub mod encode;
 pub mod entry;
+pub mod event;
+pub mod host_buffer;
 pub mod layout;
 pub mod registry;
 pub mod reservation;

@@ -3,7 +3,7 @@
 
 use super::base::{Base, Lookup};
 use super::device::DeviceContext;
-use super::guard;
+use super::{guard, host_buffer};
 use crate::connect::{ConnectError, Daemon};
 use crate::log::{self, Level};
 use crate::session::Session;
@@ -23,6 +23,8 @@ pub struct Registry {
     pub base: Base,
     /// The devices. They are at stable addresses: ggml keeps pointers to them.
     pub devices: Vec<&'static DeviceContext>,
+    /// Memory of this program that workers see.
+    pub host_buffers: host_buffer::Live,
     daemon: Option<Daemon>,
     current: Mutex<Current>,
 }
@@ -83,8 +85,14 @@ fn build(caller: *const c_void) -> Option<Box<Registry>> {
     };
     let reg = Reg { api_version: base.generation.api_version(), iface, context: std::ptr::null_mut() };
     let records = daemon.as_ref().map(|daemon| daemon.devices.clone()).unwrap_or_default();
-    let mut registry =
-        Box::new(Registry { reg, base, devices: Vec::new(), daemon, current: Mutex::default() });
+    let mut registry = Box::new(Registry {
+        reg,
+        base,
+        devices: Vec::new(),
+        host_buffers: host_buffer::Live::default(),
+        daemon,
+        current: Mutex::default(),
+    });
     let handle: Handle = (&raw mut registry.reg).cast();
     for (at, record) in records.iter().enumerate() {
         let text = format!("Ferry{at}: {} ({})", field_text(&record.description), field_text(&record.name));

@@ -9,7 +9,8 @@
 mod doorbell;
 mod uapi;
 
-use crate::connect::ConnectError;
+use crate::connect::{ConnectError, Connection};
+use crate::regions::{Offer, Regions};
 use bytemuck::Zeroable;
 use doorbell::FenceDoorbell;
 use drm::Device;
@@ -19,7 +20,7 @@ use ferry_protocol::channel::memory::{MappedRange, Mapping, Memory};
 use ferry_protocol::channel::ring::{Side, halves};
 use ferry_protocol::frame::{HEADER_BYTES, Header};
 use ferry_protocol::hello::{Hello, Open, Opened, Transport};
-use ferry_protocol::ids::StreamId;
+use ferry_protocol::ids::{RegionId, StreamId};
 use ferry_protocol::limits::HANDSHAKE_PAYLOAD_BYTES_MAX;
 use ferry_protocol::virtgpu::{
     CAPSET_ID, CAPSET_MAGIC, CAPSET_VERSION, Capset, Command, Open as OpenCommand, ReplyHeader, ReplyPlace,
@@ -126,7 +127,7 @@ impl GpuNode {
     }
 
     /// Opens a session.
-    pub fn open(&self) -> Result<Channel, ConnectError> {
+    pub fn open(&self) -> Result<Connection, ConnectError> {
         let node = Arc::new(open(&self.path)?);
         let layout = default_layout();
         let memory = GemMemory::new(&node, layout.arena_bytes as usize)?;
@@ -136,7 +137,9 @@ impl GpuNode {
         // The answer goes where the rings will be: nothing is there yet, and it is read before anything is.
         let at = layout.arena_bytes as usize - size_of::<ReplyHeader>().next_multiple_of(8);
         memory.command(&Command::Open(command, &message), at, size_of::<ReplyHeader>())?;
-        self.channel(node, memory, &layout)
+        let regions = GemRegions { node: node.clone() };
+        let channel = self.channel(node, memory, &layout)?;
+        Ok(Connection { channel, regions: Some(Box::new(regions)) })
     }
 
     fn channel(&self, node: Arc<Node>, memory: GemMemory, layout: &Opened) -> Result<Channel, ConnectError> {
@@ -154,6 +157,37 @@ impl GpuNode {
 
     fn nonsense(&self, text: &str) -> ConnectError {
         ConnectError::Nonsense(self.path.clone(), text.to_owned())
+    }
+}
+
+/// Regions of a virtual machine: resources of the session's context, which the device shows to the worker.
+struct GemRegions {
+    node: Arc<Node>,
+}
+
+impl Regions for GemRegions {
+    fn offer(&mut self, bytes: usize) -> io::Result<Offer> {
+        if u32::try_from(bytes).is_err() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let memory = GemMemory::new(&self.node, bytes)?;
+        let region = RegionId(memory.resource);
+        // The answer goes where the program's data will be: nothing is there yet.
+        memory
+            .command(&Command::RegionAdd(memory.resource), 0, size_of::<ReplyHeader>())
+            .map_err(|error| io::Error::other(error.to_string()))?;
+        Ok(Offer { region, bytes, memory: Some(Arc::new(memory)) })
+    }
+
+    fn take(&mut self, offer: Offer) -> io::Result<Arc<dyn Mapping>> {
+        offer.memory.ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    }
+}
+
+impl Drop for GemMemory {
+    fn drop(&mut self) {
+        // The pages are the kernel's again when the mapping is gone, too.
+        uapi::close(self.node.as_fd(), self.handle);
     }
 }
 

@@ -90,8 +90,19 @@ pub struct GetCaps {
     pub pad: u32,
 }
 
+/// `struct drm_gem_close`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GemClose {
+    /// The object.
+    pub handle: u32,
+    /// 0.
+    pub pad: u32,
+}
+
 mod raw {
     use super::*;
+    nix::ioctl_write_ptr!(gem_close, DRM_IOCTL_BASE, 0x09, GemClose);
     nix::ioctl_readwrite!(map, DRM_IOCTL_BASE, COMMAND + 0x01, Map);
     nix::ioctl_readwrite!(execbuffer, DRM_IOCTL_BASE, COMMAND + 0x02, ExecBuffer);
     nix::ioctl_readwrite!(resource_create, DRM_IOCTL_BASE, COMMAND + 0x04, ResourceCreate);
@@ -193,6 +204,13 @@ pub fn wait(node: BorrowedFd<'_>, handle: u32) -> nix::Result<()> {
             outcome => return outcome,
         }
     }
+}
+
+/// Gives up the handle of an object, which lives on for as long as it is mapped.
+pub fn close(node: BorrowedFd<'_>, handle: u32) {
+    let request = GemClose { handle, pad: 0 };
+    // SAFETY: the kernel reads the struct alone. An error means that the handle is gone already.
+    let _ = again(|| unsafe { raw::gem_close(node.as_raw_fd(), &request) });
 }
 
 /// A render node.

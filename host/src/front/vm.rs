@@ -18,14 +18,14 @@ use crate::gpu::{
 use bytemuck::{Pod, Zeroable};
 use ferry_protocol::calls::CallCode;
 use ferry_protocol::channel::arena::check_layout;
-use ferry_protocol::cursor::{Cursor, CursorError};
+use ferry_protocol::cursor::{self, Cursor, CursorError};
 use ferry_protocol::frame::{HEADER_BYTES, Header};
 use ferry_protocol::hello::{Open, Opened, Transport};
-use ferry_protocol::ids::StreamId;
+use ferry_protocol::ids::{RegionId, StreamId};
 use ferry_protocol::{VERSION_MAX, VERSION_MIN};
 use ferry_unix::{arena, frames};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Write;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -39,11 +39,10 @@ const GRACE: Duration = Duration::from_millis(300);
 /// How often a worker that does not end is killed again, and complained about.
 const KILL_AGAIN: Duration = Duration::from_secs(1);
 
-/// An arena's extents: 24 MiB in single pages are 6144.
-const ARENA_EXTENTS_MAX: usize = 1 << 16;
+/// Extents of an arena or a region: the largest region in single pages.
+pub const EXTENTS_MAX: usize = 1 << 16;
 /// Bytes of the message that tells a worker of them.
-pub const ARENA_MESSAGE_BYTES_MAX: usize =
-    size_of::<ArenaHeader>() + ARENA_EXTENTS_MAX * size_of::<ExtentRecord>();
+pub const ARENA_MESSAGE_BYTES_MAX: usize = size_of::<ArenaHeader>() + EXTENTS_MAX * size_of::<ExtentRecord>();
 
 /// Serves one VM after the other at `listener`.
 pub fn serve(
@@ -86,8 +85,7 @@ struct ExtentRecord {
 impl ArenaMessage {
     fn encode(&self) -> Vec<u8> {
         let header = ArenaHeader { layout: self.layout, extents: self.extents.len() as u64 };
-        let record = |&Extent { file, offset, len }: &Extent| ExtentRecord { offset, len, file, reserved: 0 };
-        let records: Vec<ExtentRecord> = self.extents.iter().map(record).collect();
+        let records: Vec<ExtentRecord> = self.extents.iter().map(ExtentRecord::of).collect();
         [bytemuck::bytes_of(&header), bytemuck::cast_slice(&records)].concat()
     }
 
@@ -97,9 +95,27 @@ impl ArenaMessage {
         let header: ArenaHeader = cursor.value("an arena")?;
         let records: Vec<ExtentRecord> = cursor.values(header.extents as usize, "the extents of an arena")?;
         cursor.finish()?;
-        let extent = |r: ExtentRecord| Extent { file: r.file, offset: r.offset, len: r.len };
-        Ok(Self { layout: header.layout, extents: records.into_iter().map(extent).collect() })
+        Ok(Self { layout: header.layout, extents: records.iter().map(ExtentRecord::extent).collect() })
     }
+}
+
+impl ExtentRecord {
+    fn of(extent: &Extent) -> Self {
+        Self { offset: extent.offset, len: extent.len, file: extent.file, reserved: 0 }
+    }
+
+    fn extent(&self) -> Extent {
+        Extent { file: self.file, offset: self.offset, len: self.len }
+    }
+}
+
+/// Reads the list of a region's extents, which the front wrote into a file.
+pub fn decode_extents(bytes: &[u8]) -> Result<Vec<Extent>, CursorError> {
+    let mut cursor = Cursor::new(bytes);
+    let count = bytes.len() / size_of::<ExtentRecord>();
+    let records: Vec<ExtentRecord> = cursor.values(count, "the extents of a region")?;
+    cursor.finish()?;
+    Ok(records.iter().map(ExtentRecord::extent).collect())
 }
 
 /// The device's sessions and their workers.
@@ -116,26 +132,36 @@ struct Workers {
 struct Worker {
     connection: UnixStream,
     host_event: OwnedFd,
-    gone: Arc<Gone>,
+    heard: Arc<Heard>,
 }
 
-/// Whether a worker is gone: the kernel closes its end of the connection after its memory is unmapped.
+/// What was heard of a worker.
 #[derive(Default)]
-struct Gone {
-    flag: Mutex<bool>,
+struct Heard {
+    news: Mutex<News>,
     changed: Condvar,
 }
 
-impl Gone {
-    fn set(&self) {
-        *self.flag.lock().unwrap_or_else(PoisonError::into_inner) = true;
+#[derive(Default)]
+struct News {
+    /// The kernel closes its end of the connection after its memory is unmapped.
+    gone: bool,
+    /// Regions that it does not have mapped any more.
+    dropped: HashSet<RegionId>,
+}
+
+impl Heard {
+    fn note(&self, change: impl FnOnce(&mut News)) {
+        change(&mut self.news.lock().unwrap_or_else(PoisonError::into_inner));
         self.changed.notify_all();
     }
 
-    fn wait(&self, timeout: Duration) -> bool {
-        let flag = self.flag.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.changed.wait_timeout_while(flag, timeout, |gone| !*gone);
-        *waited.unwrap_or_else(PoisonError::into_inner).0
+    /// Waits until `until`; whether it came true in time.
+    fn wait(&self, timeout: Duration, mut until: impl FnMut(&mut News) -> bool) -> bool {
+        let news = self.news.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(news, timeout, |news| !until(news));
+        let (_news, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        !timeout.timed_out()
     }
 }
 
@@ -158,7 +184,7 @@ impl Contexts for Workers {
         arena: Backing,
     ) -> Result<(), Refusal> {
         let (open, layout) = parse_open(message, arena.bytes)?;
-        if arena.extents.len() > ARENA_EXTENTS_MAX {
+        if arena.extents.len() > EXTENTS_MAX {
             return Err(Refusal(format!("an arena in {} pieces", arena.extents.len())));
         }
         let refusal = |error: std::io::Error| Refusal(format!("cannot start a worker: {error}"));
@@ -172,19 +198,47 @@ impl Contexts for Workers {
         let told = ArenaMessage { layout, extents: arena.extents }.encode();
         let header = Header::request(CallCode::OPEN, StreamId::SESSION, 0);
         frames::write(&connection, header, &told, &fds).map_err(refusal)?;
-        let gone = Arc::new(Gone::default());
-        self.watch(session, &connection, guest_event, gone.clone()).map_err(refusal)?;
-        self.sessions.insert(session, Worker { connection, host_event, gone });
+        // A worker that does not read must not hold the device up.
+        connection.set_write_timeout(Some(GRACE)).map_err(refusal)?;
+        let heard = Arc::new(Heard::default());
+        self.watch(session, &connection, guest_event, heard.clone()).map_err(refusal)?;
+        self.sessions.insert(session, Worker { connection, host_event, heard });
         Ok(())
     }
 
-    fn add_region(&mut self, _: SessionId, _: ResourceId, _: Backing) -> Result<(), Refusal> {
-        Err(Refusal("regions besides the arena are not served yet".to_owned()))
+    /// The worker maps it when the guest asks for it, in the order of its messages.
+    fn add_region(
+        &mut self,
+        session: SessionId,
+        resource: ResourceId,
+        region: Backing,
+    ) -> Result<(), Refusal> {
+        let Some(worker) = self.sessions.get(&session) else { return Err(Refusal("no session".to_owned())) };
+        if region.extents.len() > EXTENTS_MAX {
+            return Err(Refusal(format!("a region in {} pieces", region.extents.len())));
+        }
+        let refusal = |error: std::io::Error| Refusal(format!("cannot tell the worker: {error}"));
+        let id = RegionId(resource.0);
+        worker.heard.note(|news| _ = news.dropped.remove(&id));
+        // The list may be long, and the worker busy: it goes through a file, not through the socket.
+        let list = extents_file(&region.extents).map_err(refusal)?;
+        let mut fds = vec![list.as_raw_fd()];
+        fds.extend(region.files.iter().map(|file| file.as_raw_fd()));
+        let header = Header::request(CallCode::ADD_REGION, StreamId::SESSION, 0);
+        frames::write(&worker.connection, header, bytemuck::bytes_of(&id), &fds).map_err(refusal)
     }
 
-    fn release(&mut self, _: SessionId, _: ResourceId) -> Result<(), SessionGone> {
-        // No region was ever added.
-        Ok(())
+    /// A guest has its worker let go of a region before it takes the pages back. One that does not, because it was killed
+    /// in the middle of something, loses the session.
+    fn release(&mut self, session: SessionId, resource: ResourceId) -> Result<(), SessionGone> {
+        let Some(worker) = self.sessions.get(&session) else { return Err(SessionGone) };
+        let id = RegionId(resource.0);
+        let mut dropped = false;
+        worker.heard.wait(GRACE, |news| {
+            dropped = news.dropped.contains(&id);
+            dropped || news.gone
+        });
+        if dropped { Ok(()) } else { Err(SessionGone) }
     }
 
     fn doorbell(&mut self, session: SessionId) {
@@ -198,7 +252,7 @@ impl Contexts for Workers {
         // Its end of the connection is what a worker goes by. The file behind the arena stays mapped until it is gone.
         let _ = worker.connection.shutdown(Shutdown::Write);
         let mut patience = GRACE;
-        while !worker.gone.wait(patience) {
+        while !worker.heard.wait(patience, |news| news.gone) {
             if patience != GRACE {
                 // The guest's kernel must not have these pages back: better that it waits.
                 tracing::error!("the worker of session {} does not end", session.0);
@@ -236,7 +290,7 @@ impl Workers {
         session: SessionId,
         connection: &UnixStream,
         guest_event: OwnedFd,
-        gone: Arc<Gone>,
+        heard: Arc<Heard>,
     ) -> std::io::Result<()> {
         let (connection, wakeups) = (connection.try_clone()?, self.wakeups.clone());
         let name = format!("session-{}", session.0);
@@ -252,14 +306,27 @@ impl Workers {
                     arena::reset(&guest_event);
                     wakeups.signal(session);
                 } else if fds[1].any().unwrap_or(false) {
-                    break;
+                    let Ok((_, payload, _)) = frames::read(&connection) else { break };
+                    let Ok(region) = cursor::only::<RegionId>(&payload, "a region") else { break };
+                    heard.note(|news| _ = news.dropped.insert(region));
                 }
             }
-            gone.set();
+            heard.note(|news| news.gone = true);
             wakeups.lost(session);
         })?;
         Ok(())
     }
+}
+
+/// A file with a region's extents.
+fn extents_file(extents: &[Extent]) -> std::io::Result<std::fs::File> {
+    use std::io::Seek;
+    let flags = nix::sys::memfd::MFdFlags::MFD_CLOEXEC;
+    let mut file = std::fs::File::from(nix::sys::memfd::memfd_create(c"ferry-extents", flags)?);
+    let records: Vec<ExtentRecord> = extents.iter().map(ExtentRecord::of).collect();
+    file.write_all(bytemuck::cast_slice(&records))?;
+    file.rewind()?;
+    Ok(file)
 }
 
 /// What comes with a guest's OPEN: how it wants to speak, and how it lays out its arena.

@@ -7,5 +7,5 @@
 mod ffi;
 mod validate;
 
-pub use ffi::{Backend, Buffer, Device, Graph, Library, LoadError, Place};
+pub use ffi::{Backend, Buffer, Device, Event, Graph, Library, LoadError, Place, Shared, Span, Staging};
 pub use validate::{Invalid, ValidGraph};

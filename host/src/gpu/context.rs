@@ -18,7 +18,7 @@ pub struct SessionId(pub u64);
 #[error("{0}")]
 pub struct Refusal(pub String);
 
-/// The worker of this session is gone (crashed, or killed because it did not answer in time) and reaped.
+/// The worker of this session did not give the pages back. The session must be closed, which ends the worker.
 #[derive(Debug, PartialEq, Eq)]
 pub struct SessionGone;
 
@@ -47,8 +47,8 @@ pub trait Contexts: Send {
         region: Backing,
     ) -> Result<(), Refusal>;
 
-    /// Takes a region back. When this returns, no host process can touch its pages: the worker has acknowledged
-    /// the unmap, or was killed and reaped within a second.
+    /// Takes a region back. When this returns `Ok`, no host process can touch its pages: the worker has acknowledged the
+    /// unmap. Otherwise that is so when [`Contexts::close`] has returned.
     fn release(&mut self, session: SessionId, resource: ResourceId) -> Result<(), SessionGone>;
 
     /// Wakes the session's worker. The device may arm a fence right after this returns.

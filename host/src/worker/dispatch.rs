@@ -1,16 +1,19 @@
 //! From a message to ggml and back: bytes → request → validated → done → answered.
 
 use super::objects::{DefinedGraph, Objects};
+use super::regions::Regions;
 use super::stats::Stats;
-use crate::ggml::{Backend, Buffer, Graph, Invalid, Library, Place, ValidGraph};
+use crate::ggml::{Backend, Buffer, Event, Graph, Invalid, Library, Place, ValidGraph};
 use ferry_protocol::calls::{CallCode, Manner};
 use ferry_protocol::channel::{Broken, Interest, Payload, Sender, Waiter};
 use ferry_protocol::frame::{Flags, Header};
 use ferry_protocol::graph::{GraphTables, PatchHeader, TensorChange};
-use ferry_protocol::ids::{BufferId, GraphId, StreamId};
+use ferry_protocol::ids::{BufferId, EventId, GraphId, RegionId, StreamId};
 use ferry_protocol::limits::{DATA_CHUNK_BYTES, NOTICE_TEXT_BYTES_MAX, THREADS_MAX};
 use ferry_protocol::reply::{Allocated, Memory, NoticeHeader};
-use ferry_protocol::request::{AllocBuffer, CopyTensor, Request, TensorRange, params_bytes};
+use ferry_protocol::request::{
+    AllocBuffer, CopyTensor, NewEvent, RegionTransfer, Request, TensorRange, params_bytes,
+};
 use ferry_protocol::status::Status;
 use ferry_protocol::tensor::TensorLayout;
 use std::sync::Arc;
@@ -73,6 +76,8 @@ enum Answer {
 pub struct Session {
     library: Arc<Library>,
     objects: Objects,
+    /// After the objects: a stream may be working on them.
+    regions: Regions,
     scratch: Vec<u8>,
     /// What was counted so far.
     pub stats: Stats,
@@ -80,9 +85,9 @@ pub struct Session {
 
 impl Session {
     /// A new one, on the devices of `library`.
-    pub fn new(library: Arc<Library>, client_pid: u32) -> Self {
+    pub fn new(library: Arc<Library>, regions: Regions, client_pid: u32) -> Self {
         let stats = Stats { client_pid, worker_pid: std::process::id(), ..Stats::default() };
-        Self { library, objects: Objects::default(), scratch: Vec::new(), stats }
+        Self { library, objects: Objects::default(), regions, scratch: Vec::new(), stats }
     }
 
     /// Serves one message. An error is the channel's: the session is over.
@@ -129,8 +134,10 @@ impl Session {
                 self.with_buffer(usage.buffer, |buffer| buffer.set_usage(usage.value as u8))
             }
             Request::Write(range) => {
-                let place = self.bytes_at(range.buffer, range.offset, range.size)?;
-                place.set(&data, 0);
+                let layout = TensorLayout { buffer: range.buffer, ..bytes_layout(range.offset, range.size) };
+                if !self.objects.write_in_order(layout, &data) {
+                    self.place(layout)?.set(&data, 0);
+                }
                 Ok(Answer::Done)
             }
             Request::SetTensor(range) => {
@@ -156,6 +163,43 @@ impl Session {
                 Ok(Answer::Done)
             }
             Request::CopyTensor(copy) => self.copy_tensor(&copy),
+            Request::AddRegion(add) => match self.regions.add(add.region, add.size) {
+                Ok(()) => Ok(Answer::Done),
+                Err((status, text)) => refuse(status, text),
+            },
+            Request::DropRegion(region) => {
+                self.objects.synchronize_all();
+                if self.regions.drop_region(region) { Ok(Answer::Done) } else { no_region(region) }
+            }
+            Request::SetFromRegion(transfer) => self.set_from_region(&transfer, header.stream),
+            Request::GetIntoRegion(transfer) => self.get_into_region(&transfer, header.stream),
+            Request::EventNew(new) => self.new_event(&new),
+            Request::EventFree(id) => match self.objects.free_event(id) {
+                true => Ok(Answer::Done),
+                false => no_event(id),
+            },
+            Request::EventRecord(id) => match self.objects.event_and_stream(id, header.stream) {
+                Some((event, stream, true)) => {
+                    event.record(&stream.backend);
+                    Ok(Answer::Done)
+                }
+                Some(_) => refuse(Status::INVALID, "an event of another device"),
+                None => no_event(id),
+            },
+            Request::EventWait(id) => match self.objects.event_and_stream(id, header.stream) {
+                Some((event, stream, _)) => {
+                    event.hold(&stream.backend);
+                    Ok(Answer::Done)
+                }
+                None => no_event(id),
+            },
+            Request::EventSynchronize(id) => match self.objects.event(id) {
+                Some(event) => {
+                    event.synchronize();
+                    Ok(Answer::Done)
+                }
+                None => no_event(id),
+            },
             Request::InitBackend(device) => self.init_backend(device),
             Request::FreeBackend => match self.objects.free_stream(header.stream) {
                 true => Ok(Answer::Done),
@@ -246,10 +290,6 @@ impl Session {
         }
     }
 
-    fn bytes_at(&mut self, buffer: BufferId, offset: u64, size: u64) -> Result<Place<'_>, Refusal> {
-        self.place(TensorLayout { buffer, ..bytes_layout(offset, size) })
-    }
-
     fn range(&mut self, range: &TensorRange) -> Result<Place<'_>, Refusal> {
         let place = self.place(range.tensor)?;
         contains(&place, range)?;
@@ -276,17 +316,74 @@ impl Session {
         let Some(backend) = Backend::new(&self.library, device) else {
             return refuse(Status::FAILED, format!("device {device} did not start"));
         };
-        match self.objects.add_stream(backend) {
+        match self.objects.add_stream(backend, &self.library) {
             Some(stream) => Ok(Answer::Stream(stream)),
             None => refuse(Status::LIMIT, "too many backend instances in this session"),
         }
     }
 
     fn synchronize(&mut self, id: StreamId) -> Result<Answer, Refusal> {
+        if id == StreamId::SESSION {
+            self.objects.synchronize_all();
+            return Ok(Answer::Done);
+        }
         let Some(stream) = self.objects.stream(id) else { return no_stream(id) };
-        stream.backend.synchronize();
-        stream.busy = false;
+        stream.synchronize();
         Ok(Answer::Done)
+    }
+
+    fn set_from_region(&mut self, transfer: &RegionTransfer, stream: StreamId) -> Result<Answer, Refusal> {
+        let RegionTransfer { range, at, region, .. } = transfer;
+        self.settle(range.tensor.buffer, stream);
+        contains(&self.place_while_computing(range.tensor)?, range)?;
+        let Some(shared) = self.regions.get(*region) else { return no_region(*region) };
+        let Some(span) = shared.span(*at, range.size) else { return not_in_region(*region, *at, range.size) };
+        self.stats.bytes_shared += range.size;
+        let (buffer, stream) = self.objects.buffer_and_stream(range.tensor.buffer, stream);
+        let Some(place) = buffer.and_then(|buffer| buffer.place(range.tensor)) else {
+            return no_buffer(range.tensor.buffer);
+        };
+        match stream {
+            Some(stream) => stream.write_shared(&place, span, range.offset),
+            None => place.set_shared(span, range.offset),
+        }
+        Ok(Answer::Done)
+    }
+
+    fn get_into_region(&mut self, transfer: &RegionTransfer, stream: StreamId) -> Result<Answer, Refusal> {
+        let RegionTransfer { range, at, region, .. } = transfer;
+        contains(&self.place_while_computing(range.tensor)?, range)?;
+        self.settle(range.tensor.buffer, stream);
+        let Some(shared) = self.regions.get(*region) else { return no_region(*region) };
+        let Some(span) = shared.span(*at, range.size) else { return not_in_region(*region, *at, range.size) };
+        self.stats.bytes_shared += range.size;
+        let (buffer, stream) = self.objects.buffer_and_stream(range.tensor.buffer, stream);
+        let Some(place) = buffer.and_then(|buffer| buffer.place(range.tensor)) else {
+            return no_buffer(range.tensor.buffer);
+        };
+        match stream {
+            Some(stream) => stream.read_shared(&place, span, range.offset),
+            None => place.get_shared(span, range.offset),
+        }
+        Ok(Answer::Done)
+    }
+
+    /// Waits for everything, unless `stream` keeps what is done with `buffer` in order.
+    fn settle(&mut self, buffer: BufferId, stream: StreamId) {
+        if self.objects.buffer_and_stream(buffer, stream).1.is_none() {
+            self.objects.synchronize_all();
+        }
+    }
+
+    fn new_event(&mut self, new: &NewEvent) -> Result<Answer, Refusal> {
+        let device = self.device(new.device)?;
+        let Some(event) = Event::new(&self.library, device) else {
+            return refuse(Status::UNSUPPORTED, format!("device {device} has no events"));
+        };
+        match self.objects.add_event(new.event, device, event) {
+            true => Ok(Answer::Done),
+            false => refuse(Status::LIMIT, format!("event slot {}", new.event.slot)),
+        }
     }
 
     fn set_threads(&mut self, id: StreamId, threads: u32) -> Result<Answer, Refusal> {
@@ -377,9 +474,7 @@ impl Session {
         replies: &mut Replies,
     ) -> Result<(), Broken> {
         let part_max = DATA_CHUNK_BYTES.min(replies.sender.payload_bytes_max()) as u64;
-        if self.objects.stream(header.stream).is_none() {
-            self.objects.synchronize_all();
-        }
+        self.settle(tensor.buffer, header.stream);
         loop {
             let part = left.min(part_max);
             self.scratch.resize(part as usize, 0);
@@ -444,6 +539,18 @@ fn no_buffer<T>(id: BufferId) -> Result<T, Refusal> {
 
 fn no_stream<T>(id: StreamId) -> Result<T, Refusal> {
     refuse(Status::STALE_HANDLE, format!("{id:?}"))
+}
+
+fn no_region<T>(id: RegionId) -> Result<T, Refusal> {
+    refuse(Status::STALE_HANDLE, format!("{id:?}"))
+}
+
+fn not_in_region<T>(id: RegionId, at: u64, size: u64) -> Result<T, Refusal> {
+    refuse(Status::INVALID, format!("bytes {at} to {at}+{size} are not within {id:?}"))
+}
+
+fn no_event<T>(id: EventId) -> Result<T, Refusal> {
+    refuse(Status::STALE_HANDLE, format!("{id:?}, or no such stream"))
 }
 
 fn no_graph<T>(id: GraphId) -> Result<T, Refusal> {

@@ -3,7 +3,10 @@
 
 mod dispatch;
 mod objects;
+mod regions;
 mod stats;
+
+pub use regions::RegionSource;
 
 use crate::ggml::Library;
 use anyhow::Context;
@@ -11,6 +14,7 @@ use dispatch::{Replies, Session};
 use ferry_protocol::channel::spin::Spin;
 use ferry_protocol::channel::{Broken, Interest, Receiver, Waiter};
 use ferry_unix::Channel;
+use regions::Regions;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,10 +31,15 @@ pub struct Config {
 }
 
 /// Serves the guest at the other end of `channel` until it goes away.
-pub fn serve(library: Arc<Library>, channel: Channel, config: &Config) -> anyhow::Result<()> {
+pub fn serve(
+    library: Arc<Library>,
+    channel: Channel,
+    regions: Option<Box<dyn RegionSource>>,
+    config: &Config,
+) -> anyhow::Result<()> {
     let Channel { sender, mut receiver, waiter, counters } = channel;
     let mut replies = Replies { sender, waiter: waiter.clone() };
-    let mut session = Session::new(library, config.client_pid);
+    let mut session = Session::new(library, Regions::new(regions), config.client_pid);
     let mut spin = Spin::new(config.spin);
     let ended = loop {
         if let Err(error) = serve_or_sleep(&mut *receiver, &*waiter, &mut spin, &mut session, &mut replies) {

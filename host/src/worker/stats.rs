@@ -24,6 +24,8 @@ pub struct Stats {
     pub nodes: u64,
     /// Bytes of payload received.
     pub bytes_in: u64,
+    /// Bytes copied from and into regions.
+    pub bytes_shared: u64,
     /// Bytes of payload sent.
     pub bytes_out: u64,
     /// Times that the worker woke the guest.

@@ -143,8 +143,8 @@ pub struct BackendV1 {
     pub graph_plan_update: *const c_void,
     pub graph_plan_compute: *const c_void,
     pub graph_compute: Option<unsafe extern "C" fn(Handle, *mut CGraph) -> c_int>,
-    pub event_record: *const c_void,
-    pub event_wait: *const c_void,
+    pub event_record: Option<unsafe extern "C" fn(Handle, Handle)>,
+    pub event_wait: Option<unsafe extern "C" fn(Handle, Handle)>,
 }
 
 /// `ggml_backend_i` of G2a: [`BackendV1`] with `graph_optimize` at the end.
@@ -174,8 +174,8 @@ pub struct BackendV2b {
     pub graph_plan_update: *const c_void,
     pub graph_plan_compute: *const c_void,
     pub graph_compute: Option<unsafe extern "C" fn(Handle, *mut CGraph) -> c_int>,
-    pub event_record: *const c_void,
-    pub event_wait: *const c_void,
+    pub event_record: Option<unsafe extern "C" fn(Handle, Handle)>,
+    pub event_wait: Option<unsafe extern "C" fn(Handle, Handle)>,
     pub graph_optimize: Option<GraphOptimize>,
 }
 
@@ -206,9 +206,9 @@ pub struct DeviceInterface {
     pub supports_op: Option<unsafe extern "C" fn(Handle, *const Tensor) -> bool>,
     pub supports_buft: Option<unsafe extern "C" fn(Handle, Handle) -> bool>,
     pub offload_op: Option<unsafe extern "C" fn(Handle, *const Tensor) -> bool>,
-    pub event_new: *const c_void,
-    pub event_free: *const c_void,
-    pub event_synchronize: *const c_void,
+    pub event_new: Option<unsafe extern "C" fn(Handle) -> Handle>,
+    pub event_free: Option<unsafe extern "C" fn(Handle, Handle)>,
+    pub event_synchronize: Option<unsafe extern "C" fn(Handle, Handle)>,
 }
 
 /// `struct ggml_backend_device`.
@@ -217,6 +217,14 @@ pub struct DeviceInterface {
 pub struct Device {
     pub iface: DeviceInterface,
     pub reg: Handle,
+    pub context: *mut c_void,
+}
+
+/// `struct ggml_backend_event`.
+#[repr(C)]
+#[allow(missing_docs)] // the fields are ggml's
+pub struct Event {
+    pub device: Handle,
     pub context: *mut c_void,
 }
 

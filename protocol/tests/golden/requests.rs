@@ -3,11 +3,11 @@
 use super::{graphs, rows, takes_exactly};
 use ferry_protocol::calls::{CALLS, CallCode, Phase};
 use ferry_protocol::cursor::CursorError;
-use ferry_protocol::ids::{BufferId, GraphId};
+use ferry_protocol::ids::{BufferId, EventId, GraphId, RegionId};
 use ferry_protocol::ops::Op;
 use ferry_protocol::request::{
-    AllocBuffer, BufferValue, CopyTensor, MemsetTensor, Range, Request, RequestError, TensorRange,
-    params_bytes,
+    AddRegion, AllocBuffer, BufferValue, CopyTensor, MemsetTensor, NewEvent, Range, RegionTransfer, Request,
+    RequestError, TensorRange, params_bytes,
 };
 use ferry_protocol::tensor::{TensorLayout, TensorRecord};
 use ferry_protocol::types::TensorType;
@@ -130,6 +130,46 @@ fn buffer_calls() -> Vec<Golden> {
     ]
 }
 
+fn region_calls() -> Vec<Golden> {
+    use CallCode as C;
+    let add = rows(&[
+        &[0, 0, 0x10, 0, 0, 0, 0, 0], // size: 1 MiB
+        &[6, 0, 0, 0],                // region
+        &[0, 0, 0, 0],                // reserved
+    ]);
+    let transfer_bytes = rows(&[
+        &tensor_range_bytes(),        // range
+        &[0, 0x30, 0, 0, 0, 0, 0, 0], // at
+        &[6, 0, 0, 0],                // region
+        &[0, 0, 0, 0],                // reserved
+    ]);
+    let region = RegionId(6);
+    let transfer = RegionTransfer { range: tensor_range(), at: 0x3000, region, reserved: 0 };
+    vec![
+        Golden(C::ADD_REGION, add, 0, Request::AddRegion(AddRegion { size: 1 << 20, region, reserved: 0 })),
+        Golden(C::DROP_REGION, vec![6, 0, 0, 0], 0, Request::DropRegion(region)),
+        Golden(C::SET_FROM_REGION, transfer_bytes.clone(), 0, Request::SetFromRegion(transfer)),
+        Golden(C::GET_INTO_REGION, transfer_bytes, 0, Request::GetIntoRegion(transfer)),
+    ]
+}
+
+fn event_calls() -> Vec<Golden> {
+    use CallCode as C;
+    let event = EventId { slot: 3, generation: 9 };
+    let new = rows(&[
+        &GRAPH,        // event: of the same form
+        &[1, 0, 0, 0], // device
+        &[0, 0, 0, 0], // reserved
+    ]);
+    vec![
+        Golden(C::EVENT_NEW, new, 0, Request::EventNew(NewEvent { event, device: 1, reserved: 0 })),
+        Golden(C::EVENT_FREE, GRAPH.to_vec(), 0, Request::EventFree(event)),
+        Golden(C::EVENT_RECORD, GRAPH.to_vec(), 0, Request::EventRecord(event)),
+        Golden(C::EVENT_WAIT, GRAPH.to_vec(), 0, Request::EventWait(event)),
+        Golden(C::EVENT_SYNCHRONIZE, GRAPH.to_vec(), 0, Request::EventSynchronize(event)),
+    ]
+}
+
 fn other_calls() -> Vec<Golden> {
     use CallCode as C;
     let id = GraphId { slot: 3, generation: 9 };
@@ -152,7 +192,7 @@ fn other_calls() -> Vec<Golden> {
 }
 
 fn all() -> Vec<Golden> {
-    buffer_calls().into_iter().chain(other_calls()).collect()
+    [buffer_calls(), region_calls(), event_calls(), other_calls()].into_iter().flatten().collect()
 }
 
 #[test]
@@ -205,6 +245,11 @@ fn a_byte_value_is_a_byte() {
 fn reserved_fields_are_zero() {
     let places = [
         (CallCode::ALLOC_BUFFER, 12),
+        (CallCode::ADD_REGION, 12),
+        (CallCode::SET_FROM_REGION, 84),
+        (CallCode::SET_FROM_REGION, 116),
+        (CallCode::GET_INTO_REGION, 119),
+        (CallCode::EVENT_NEW, 12),
         (CallCode::SET_TENSOR, 84),
         (CallCode::GET_TENSOR, 87),
         (CallCode::INIT_TENSOR, 85),

@@ -12,6 +12,7 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -35,14 +36,17 @@ pub struct Shared {
 /// Makes the shared parts of a session. The arena's size is sealed: neither side can pull it away under the other.
 pub fn make() -> io::Result<Shared> {
     let layout = default_layout();
-    let memory = memfd_create("ferry-arena", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
-    let file = File::from(memory);
-    file.set_len(layout.arena_bytes)?;
-    fcntl(
-        &file,
-        FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL),
-    )?;
-    Ok(Shared { memory: file.into(), host_event: event()?, guest_event: event()?, layout })
+    let memory = sealed(c"ferry-arena", layout.arena_bytes)?;
+    Ok(Shared { memory, host_event: event()?, guest_event: event()?, layout })
+}
+
+/// A new memfd of `bytes` zeroes, whose size nobody can change.
+pub fn sealed(name: &CStr, bytes: u64) -> io::Result<OwnedFd> {
+    let file = File::from(memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
+    file.set_len(bytes)?;
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
+    Ok(file.into())
 }
 
 /// A new eventfd, at 0.
@@ -63,18 +67,21 @@ pub fn reset(event: &impl AsFd) {
     let _ = nix::unistd::read(event, &mut count);
 }
 
-/// Maps an arena that the other side made. Its size must be sealed, or the other side could shrink it and kill us.
-pub fn map(memory: &OwnedFd, layout: &Opened) -> io::Result<MmapRaw> {
+/// Maps `bytes` of a memfd that the other side made. Its size must be sealed, or the other side could shrink it and kill us.
+pub fn map(memory: &OwnedFd, bytes: u64) -> io::Result<MmapRaw> {
     let seals = SealFlag::from_bits_truncate(fcntl(memory, FcntlArg::F_GET_SEALS)?);
     let file = File::from(memory.try_clone()?);
-    if !seals.contains(SealFlag::F_SEAL_SHRINK) || file.metadata()?.len() < layout.arena_bytes {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the arena is not sealed, or too small"));
+    if !seals.contains(SealFlag::F_SEAL_SHRINK) || file.metadata()?.len() < bytes {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "shared memory that is not sealed, or too small",
+        ));
     }
-    MmapOptions::new().len(layout.arena_bytes as usize).map_raw(&file)
+    MmapOptions::new().len(bytes as usize).map_raw(&file)
 }
 
 /// One side of the session in `mapping`. `own` wakes this side, `peer` the other one; `socket` ends when the other side
-/// does.
+/// does, and is made non-blocking.
 pub fn channel(
     mapping: Arc<dyn Mapping>,
     layout: &Opened,
@@ -112,8 +119,8 @@ impl Doorbell for EventDoorbell {
 
     fn block(&self, timeout: Option<Duration>) -> Result<(), Broken> {
         self.counters.waits.fetch_add(1, Ordering::Relaxed);
-        // Nothing is ever sent on the socket now: readable means ended.
-        let watched = PollFlags::POLLIN | PollFlags::POLLHUP | PollFlags::POLLERR;
+        // What is sent on the socket now is read by those who wait for it; only its end concerns everybody.
+        let watched = PollFlags::from_bits_retain(libc::POLLRDHUP);
         let mut fds =
             [PollFd::new(self.own.as_fd(), PollFlags::POLLIN), PollFd::new(self.socket.as_fd(), watched)];
         poll_for(&mut fds, timeout)?;
@@ -121,7 +128,8 @@ impl Doorbell for EventDoorbell {
             reset(&self.own);
             return Ok(());
         }
-        if fds[1].any().unwrap_or(false) { Err(Broken::Closed) } else { Ok(()) }
+        // `None` are bits that nix has no name for: POLLRDHUP itself.
+        if fds[1].any().unwrap_or(true) { Err(Broken::Closed) } else { Ok(()) }
     }
 
     fn nudge(&self) {

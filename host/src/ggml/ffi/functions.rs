@@ -77,6 +77,7 @@ functions! {
     ggml_backend_dev_type: fn(Handle) -> c_int;
     ggml_backend_dev_init: fn(Handle, *const c_char) -> Handle;
     ggml_backend_dev_buffer_type: fn(Handle) -> Handle;
+    ggml_backend_dev_host_buffer_type: fn(Handle) -> Handle;
     ggml_backend_dev_supports_op: fn(Handle, *const Tensor) -> bool;
     ggml_backend_buft_alloc_buffer: fn(Handle, usize) -> Handle;
     ggml_backend_buft_get_alignment: fn(Handle) -> usize;
@@ -96,8 +97,14 @@ functions! {
     ggml_backend_tensor_copy: fn(*mut Tensor, *mut Tensor);
     ggml_backend_free: fn(Handle);
     ggml_backend_synchronize: fn(Handle);
+    ggml_backend_tensor_set_async: fn(Handle, *mut Tensor, *const c_void, usize, usize);
     ggml_backend_tensor_get_async: fn(Handle, *const Tensor, *mut c_void, usize, usize);
     ggml_backend_graph_compute_async: fn(Handle, *mut CGraph) -> c_int;
+    ggml_backend_event_new: fn(Handle) -> Handle;
+    ggml_backend_event_free: fn(Handle);
+    ggml_backend_event_record: fn(Handle, Handle);
+    ggml_backend_event_wait: fn(Handle, Handle);
+    ggml_backend_event_synchronize: fn(Handle);
 }
 
 /// Loads libggml-base from `dir`. Its symbols are made visible to the back-ends loaded later, which name it by its

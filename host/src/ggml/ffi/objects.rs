@@ -1,9 +1,12 @@
 //! What ggml gives, owned.
 #![allow(unsafe_code)]
 
+use super::event::Event;
 use super::functions::{self, Functions, LoadError};
 use super::graph::Graph;
 use super::names::Names;
+use super::shared::Span;
+use super::staging::Staged;
 use ferry_ggml::Tensor;
 use ferry_ggml::backend::{self, Handle, status};
 use ferry_protocol::channel::Payload;
@@ -26,14 +29,14 @@ pub struct Library {
 
 /// A device of a back-end. ggml keeps it as long as its library is loaded.
 pub struct Device {
-    handle: Handle,
+    pub(super) handle: Handle,
     reg: Handle,
 }
 
 /// A backend instance.
 pub struct Backend {
     library: Arc<Library>,
-    handle: Handle,
+    pub(super) handle: Handle,
     device: usize,
     threads: Option<unsafe extern "C" fn(Handle, c_int)>,
 }
@@ -42,6 +45,7 @@ pub struct Backend {
 pub struct Buffer {
     library: Arc<Library>,
     handle: Handle,
+    device: usize,
     base: *mut u8,
     size: u64,
 }
@@ -120,6 +124,10 @@ impl Library {
         let probe = Buffer::alloc(self, at, 256);
         let init = probe.is_some_and(|buffer| buffer.inits_tensors());
         let init = if init { DeviceFlags::INIT_TENSOR } else { DeviceFlags::default() };
+        let events = match Event::new(self, at) {
+            Some(_) => DeviceFlags::EVENTS,
+            None => DeviceFlags::default(),
+        };
         DeviceRecord {
             name: text_field(&name),
             description: text_field(description.trim()),
@@ -133,7 +141,7 @@ impl Library {
             } else {
                 DeviceKind::GPU
             },
-            flags: threads | init,
+            flags: threads | init | events,
         }
     }
 
@@ -210,6 +218,46 @@ impl Backend {
         }
     }
 
+    /// Whether writes can be started and waited for later.
+    pub fn is_async(&self) -> bool {
+        // SAFETY: the slot is the third of the backend's interface in every generation.
+        unsafe {
+            (*self.handle.cast::<backend::Backend<backend::BackendV1>>()).iface.set_tensor_async.is_some()
+        }
+    }
+
+    /// Starts copying `staged` to `offset` at `place`, after everything that was started before.
+    pub fn write(&self, place: &Place<'_>, staged: &Staged, offset: u64) {
+        // SAFETY: staged bytes stay until the stream is synchronized (`worker::objects`).
+        unsafe { self.start_set(place, staged.start.cast(), offset, staged.len) };
+    }
+
+    /// The same from shared memory, which the guest promised to leave alone. If it does not, the wrong bytes arrive.
+    pub fn write_shared(&self, place: &Place<'_>, span: Span<'_>, offset: u64) {
+        // SAFETY: a region is only unmapped when every stream has been synchronized (`worker::dispatch`).
+        unsafe { self.start_set(place, span.start, offset, span.len) };
+    }
+
+    /// # Safety
+    /// `from` must stay the start of `len` readable bytes until the stream is synchronized.
+    unsafe fn start_set(&self, place: &Place<'_>, from: *const c_void, offset: u64, len: usize) {
+        assert!(place.contains(offset, len as u64) && place.buffer.device == self.device);
+        let mut tensor = place.tensor();
+        let set = self.library.ggml.ggml_backend_tensor_set_async;
+        // SAFETY: as promised; the range is within the tensor, the tensor within its buffer.
+        unsafe { set(self.handle, &mut tensor, from, offset as usize, len) };
+    }
+
+    /// Copies bytes from `offset` at `place` into shared memory, after everything that was started before, and waits for
+    /// all of it.
+    pub fn read_shared(&self, place: &Place<'_>, span: Span<'_>, offset: u64) {
+        assert!(place.contains(offset, span.len as u64));
+        let (tensor, get) = (place.tensor(), self.library.ggml.ggml_backend_tensor_get_async);
+        // SAFETY: the ranges are within the tensor and the shared memory, which both live until this is done.
+        unsafe { get(self.handle, &tensor, span.start, offset as usize, span.len) };
+        self.synchronize();
+    }
+
     /// Copies bytes from `offset` at `place` out, after everything that was started before, and waits for all of it.
     pub fn read(&self, place: &Place<'_>, out: &mut [u8], offset: u64) {
         assert!(place.contains(offset, out.len() as u64));
@@ -252,7 +300,7 @@ impl Buffer {
         let (base, size) = unsafe {
             ((ggml.ggml_backend_buffer_get_base)(handle), (ggml.ggml_backend_buffer_get_size)(handle) as u64)
         };
-        let buffer = Self { library: library.clone(), handle, base: base.cast(), size };
+        let buffer = Self { library: library.clone(), handle, device: at, base: base.cast(), size };
         if !is_host {
             buffer.clear(0);
         }
@@ -262,6 +310,11 @@ impl Buffer {
     /// Bytes.
     pub fn size(&self) -> u64 {
         self.size
+    }
+
+    /// The device's place in the list.
+    pub fn device(&self) -> usize {
+        self.device
     }
 
     /// Whether the back-end wants to see tensors before they are used.
@@ -361,6 +414,22 @@ impl Place<'_> {
         // SAFETY: the range is within the tensor and the tensor within its buffer; a payload's bytes are readable for as
         // long as it lives.
         unsafe { (self.ggml().ggml_backend_tensor_set)(&mut tensor, from, offset as usize, data.len()) };
+    }
+
+    /// Copies the whole of `span` to `offset` in the tensor; as for `set`, the guest may change the bytes meanwhile.
+    pub fn set_shared(&self, span: Span<'_>, offset: u64) {
+        assert!(self.contains(offset, span.len as u64));
+        let mut tensor = self.tensor();
+        // SAFETY: the ranges are within the tensor, its buffer and the shared memory.
+        unsafe { (self.ggml().ggml_backend_tensor_set)(&mut tensor, span.start, offset as usize, span.len) };
+    }
+
+    /// Copies bytes from `offset` in the tensor into shared memory.
+    pub fn get_shared(&self, span: Span<'_>, offset: u64) {
+        assert!(self.contains(offset, span.len as u64));
+        let tensor = self.tensor();
+        // SAFETY: as above.
+        unsafe { (self.ggml().ggml_backend_tensor_get)(&tensor, span.start, offset as usize, span.len) };
     }
 
     /// Copies bytes from `offset` in the tensor out.

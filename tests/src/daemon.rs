@@ -36,6 +36,8 @@ pub struct Session {
     pub graphs_defined: u64,
     /// Graphs of which only what changed was sent.
     pub graphs_patched: u64,
+    /// Bytes that crossed by reference, in memory that both see.
+    pub bytes_shared: u64,
     /// Times that the worker woke its guest.
     pub doorbells: u64,
     /// Times that the worker slept.

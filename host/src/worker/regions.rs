@@ -36,10 +36,10 @@ impl Regions {
         let Some(source) = &mut self.source else {
             return Err((Status::UNSUPPORTED, "this transport has no shared memory".to_owned()));
         };
-        if bytes == 0 || bytes % PAGE_BYTES != 0 || self.mapped.contains_key(&region) {
+        if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES) || self.mapped.contains_key(&region) {
             return Err((Status::INVALID, format!("{region:?} of {bytes} bytes, or its name is taken")));
         }
-        let used: u64 = self.mapped.values().map(|shared| shared.len() as u64).sum();
+        let used: u64 = self.mapped.values().map(|shared| shared.bytes() as u64).sum();
         let fits = used.checked_add(bytes).is_some_and(|all| all <= REGION_BYTES_PER_SESSION_MAX);
         if !fits || self.mapped.len() >= REGIONS_PER_SESSION_MAX {
             source.dropped(region);

@@ -13,7 +13,7 @@ pub fn pair() -> (End, End) {
     let end = |which, socket| {
         let (guest, host) = (shared.guest_event.try_clone().unwrap(), shared.host_event.try_clone().unwrap());
         let events = if which == Which::Guest { (guest, host) } else { (host, guest) };
-        let mapping = Arc::new(map(&shared.memory, &shared.layout).unwrap());
+        let mapping = Arc::new(map(&shared.memory, shared.layout.arena_bytes).unwrap());
         let channel = channel(mapping, &shared.layout, which, events, socket).unwrap();
         let Channel { sender, receiver, waiter, .. } = channel;
         End { sender, receiver, waiter }

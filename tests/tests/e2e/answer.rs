@@ -35,7 +35,10 @@ fn logits_are_bit_equal_to_the_native_ones() {
     let ferry = run(&mut bed.decode(&Device::Ferry(daemon.socket()), TOKENS));
     assert_eq!(llama::decoded(&ferry.stdout).unwrap().len(), TOKENS as usize);
     assert_eq!(ferry.stdout, bed.native(TOKENS));
-    assert_eq!(daemon.sessions(1).unwrap()[0].graphs, u64::from(TOKENS));
+    let session = &daemon.sessions(1).unwrap()[0];
+    assert_eq!(session.graphs, u64::from(TOKENS));
+    // The host wrote them where the program reads them: 49,152 of 4 bytes each time.
+    assert!(session.bytes_shared >= u64::from(TOKENS) * 49_152 * 4, "{session:?}");
 }
 
 #[test]
@@ -119,8 +122,9 @@ fn a_token_costs_one_doorbell_and_one_wait() {
         ("the worker's doorbells", sessions[0].doorbells, sessions[1].doorbells),
     ] {
         let cost = many.saturating_sub(few);
-        // A few either way: how loading and computing overlap is up to the scheduler.
-        assert!(cost <= most + 8, "{what}: {cost} for {most} tokens");
+        // Loading overlaps with computing as the scheduler likes, and costs more wake-ups on a busy machine. A second one for
+        // each token would double the figure.
+        assert!(cost <= most + most / 2, "{what}: {cost} for {most} tokens");
         assert!(
             what != "the guest's waits" || cost >= most / 2,
             "nothing was counted: {what} {few} and {many}"

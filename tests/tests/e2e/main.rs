@@ -9,5 +9,6 @@ mod faults;
 mod layouts;
 mod operations;
 mod plugin;
+mod regions;
 mod sharing;
 mod testbed;

@@ -6,6 +6,8 @@ use ferry_vm::{GpuDevice, KernelVersion};
 use crate::testbed::Testbed;
 
 const TOKENS: u32 = 24;
+/// SmolLM2's vocabulary in single precision.
+const LOGITS_BYTES: u64 = 49_152 * 4;
 
 /// Greedy output as on the host, from one process, from two at once, and after a reboot.
 fn computes_on_the_host(kernel: KernelVersion) {
@@ -16,6 +18,9 @@ fn computes_on_the_host(kernel: KernelVersion) {
     assert_eq!(bed.through_ferry(&vm, TOKENS).text().unwrap(), native);
     let first = &daemon.sessions(1).unwrap()[0];
     assert_eq!(first.graphs, u64::from(TOKENS), "the host did not compute each token: {first:?}");
+
+    // The logits at least: a prompt's last and each token's.
+    assert!(first.bytes_shared >= u64::from(TOKENS) * LOGITS_BYTES, "not in place: {first:?}");
 
     let both = [(), ()].map(|()| bed.through_ferry(&vm, TOKENS).spawn().unwrap());
     for process in both {

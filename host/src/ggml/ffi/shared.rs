@@ -36,8 +36,8 @@ impl Shared {
         Self { pin: OnceCell::new(), mapping }
     }
 
-    /// Bytes.
-    pub fn len(&self) -> usize {
+    /// Bytes of it.
+    pub fn bytes(&self) -> usize {
         self.mapping.len()
     }
 
@@ -45,7 +45,7 @@ impl Shared {
     /// the memory: its copies then need no detour. (Not earlier, because there is no context before the first buffer.)
     pub fn span(&self, at: u64, len: u64) -> Option<Span<'_>> {
         let end = at.checked_add(len)?;
-        if end > self.len() as u64 {
+        if end > self.bytes() as u64 {
             return None;
         }
         self.pin.get_or_init(|| Pin::new(&*self.mapping));

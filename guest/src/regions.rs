@@ -17,6 +17,8 @@ pub trait Regions: Send {
 }
 
 /// A region that the worker is asked for.
+// No transport of macOS has regions yet.
+#[cfg_attr(not(target_os = "linux"), allow(dead_code))]
 pub struct Offer {
     /// What it will be called.
     pub region: RegionId,

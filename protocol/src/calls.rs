@@ -129,6 +129,8 @@ calls! {
     GRAPH_FREE = 0x42, Session, Posted, since 1;
     /// Computes a graph.
     EXEC = 0x43, Session, Posted, since 1;
+    /// Asks the back-end in which order it would have a graph's nodes.
+    GRAPH_OPTIMIZE = 0x44, Session, Awaited, since 1;
 
     /// Whether a device computes an operation.
     SUPPORTS_OP = 0x50, Session, Awaited, since 1;

@@ -83,6 +83,8 @@ impl DeviceFlags {
     pub const INIT_TENSOR: Self = Self(2);
     /// Has events.
     pub const EVENTS: Self = Self(4);
+    /// Has an opinion on the order of a graph's nodes (GRAPH_OPTIMIZE).
+    pub const OPTIMIZE: Self = Self(8);
 
     /// Whether `bits` are all set.
     pub fn contains(self, bits: Self) -> bool {

@@ -26,6 +26,9 @@ pub const GRAPH_TENSORS_MAX: usize = 14 << 10;
 pub const GRAPH_NAME_BYTES_MAX: usize = GRAPH_TENSORS_MAX * (NAME_BYTES_MAX - 1);
 /// Graphs that a session keeps. A scheduler cycles through a handful of splits per context.
 pub const GRAPHS_PER_SESSION_MAX: usize = 256;
+/// Allocation dependencies in the answer to a GRAPH_OPTIMIZE: back-ends name the sources of what they fuse, a few for
+/// each node; this many fit one message.
+pub const ALLOC_DEPS_MAX: usize = 64 << 10;
 /// Tensors of one operation: the result, its sources and the bases of views among them.
 pub const OP_TENSORS_MAX: usize = 24;
 /// Buffers of one session.

@@ -185,6 +185,8 @@ pub enum Request {
     GraphFree(GraphId),
     /// [`CallCode::EXEC`]
     Exec(GraphId),
+    /// [`CallCode::GRAPH_OPTIMIZE`]: tensors without places
+    GraphOptimize(GraphTables),
     /// [`CallCode::SUPPORTS_OP`]: the device and the records
     SupportsOp(u32, Vec<TensorRecord>),
     /// [`CallCode::ALLOC_SIZE`]: the device and the records
@@ -276,6 +278,14 @@ impl Request {
             }
             CallCode::GRAPH_FREE => Self::GraphFree(fixed(call, params)?),
             CallCode::EXEC => Self::Exec(fixed(call, params)?),
+            CallCode::GRAPH_OPTIMIZE => {
+                let (id, tables) = GraphTables::decode(params).map_err(|e| graph_error(call, e))?;
+                // A graph that cannot be executed has no name.
+                if id != GraphId::default() {
+                    return Err(RequestError::Reserved(call));
+                }
+                Self::GraphOptimize(tables)
+            }
             CallCode::SUPPORTS_OP => {
                 op_query(call, params).map(|(device, op)| Self::SupportsOp(device, op))?
             }

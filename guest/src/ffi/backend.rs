@@ -3,6 +3,7 @@
 
 use super::base::Base;
 use super::buffer::{Source, post_copy, post_get, post_set};
+use super::optimize::Optimizer;
 use super::registry::{SessionRef, registry};
 use super::{device, encode, event, guard};
 use crate::graphs::Graphs;
@@ -26,6 +27,7 @@ pub struct BackendContext {
     stream: StreamId,
     name: &'static CStr,
     takes_threads: bool,
+    optimizer: Option<Optimizer>,
     state: Mutex<State>,
 }
 
@@ -110,6 +112,7 @@ pub unsafe extern "C" fn init(device: Handle, _: *const c_char) -> Handle {
             stream,
             name: device.name.as_c_str(),
             takes_threads: device.record.flags.contains(DeviceFlags::THREADS),
+            optimizer: device.record.flags.contains(DeviceFlags::OPTIMIZE).then(Optimizer::default),
             state: Mutex::new(state),
         });
         build(registry().base.generation, device.handle(), Box::into_raw(context).cast())
@@ -139,7 +142,7 @@ fn build(generation: Generation, device: Handle, context: *mut c_void) -> Handle
     };
     match generation {
         Generation::G1 => boxed(v1, device, context),
-        Generation::G2a => boxed(BackendV2a { v1, graph_optimize: None }, device, context),
+        Generation::G2a => boxed(BackendV2a { v1, graph_optimize: Some(graph_optimize) }, device, context),
         Generation::G2b | Generation::G3 => {
             let v2 = BackendV2b {
                 get_name: v1.get_name,
@@ -158,7 +161,7 @@ fn build(generation: Generation, device: Handle, context: *mut c_void) -> Handle
                 graph_compute: v1.graph_compute,
                 event_record: v1.event_record,
                 event_wait: v1.event_wait,
-                graph_optimize: None,
+                graph_optimize: Some(graph_optimize),
             };
             boxed(v2, device, context)
         }
@@ -312,6 +315,18 @@ unsafe extern "C" fn graph_compute(backend: Handle, graph: *mut CGraph) -> c_int
             Err(Lost) => status::FAILED,
         }
     })
+}
+
+unsafe extern "C" fn graph_optimize(backend: Handle, graph: *mut CGraph, params: *mut c_void) {
+    guard((), || {
+        // SAFETY: the backend is ours, and ggml passes a valid graph; the third argument is only looked at where it exists.
+        unsafe {
+            let context = context(backend);
+            if let Some(optimizer) = &context.optimizer {
+                optimizer.optimize(&context.session, context.stream, &mut *graph, params.cast());
+            }
+        }
+    });
 }
 
 unsafe extern "C" fn event_record(backend: Handle, event: Handle) {

@@ -100,7 +100,8 @@ type Places = HashMap<usize, u32, BuildHasherDefault<AddressHasher>>;
 
 struct Encoder<'a> {
     base: &'a Base,
-    session: &'a Arc<Session>,
+    /// Whose memory the tensors lie in; `None` for tensors that have no place yet, or whose place does not matter.
+    session: Option<&'a Arc<Session>>,
     graph: &'a CGraph,
     tables: GraphTables,
     places: Places,
@@ -111,6 +112,31 @@ struct Encoder<'a> {
 /// # Safety
 /// `graph` must be valid, with everything it points to.
 pub unsafe fn graph(base: &Base, session: &Arc<Session>, graph: &CGraph) -> Result<GraphTables, EncodeError> {
+    // SAFETY: as promised.
+    unsafe { encode(base, Some(session), graph) }.map(|encoder| encoder.tables)
+}
+
+/// The tables of `graph` without places, and the tensor at each place in them.
+///
+/// # Safety
+/// `graph` must be valid, with everything it points to.
+pub unsafe fn unplaced(base: &Base, graph: &CGraph) -> Result<(GraphTables, Vec<*mut Tensor>), EncodeError> {
+    // SAFETY: as promised.
+    let encoder = unsafe { encode(base, None, graph)? };
+    let mut tensors = vec![std::ptr::null_mut(); encoder.tables.tensors.len()];
+    for (&address, &place) in &encoder.places {
+        tensors[place as usize] = address as *mut Tensor;
+    }
+    Ok((encoder.tables, tensors))
+}
+
+/// # Safety
+/// `graph` must be valid, with everything it points to.
+unsafe fn encode<'a>(
+    base: &'a Base,
+    session: Option<&'a Arc<Session>>,
+    graph: &'a CGraph,
+) -> Result<Encoder<'a>, EncodeError> {
     let n_nodes = graph.n_nodes.max(0) as usize;
     let mut tables = GraphTables::default();
     tables.tensors.reserve(2 * n_nodes);
@@ -124,7 +150,7 @@ pub unsafe fn graph(base: &Base, session: &Arc<Session>, graph: &CGraph) -> Resu
         let place = unsafe { encoder.node(node)? };
         encoder.tables.nodes.push(place);
     }
-    Ok(encoder.tables)
+    Ok(encoder)
 }
 
 impl Encoder<'_> {
@@ -175,11 +201,12 @@ impl Encoder<'_> {
     fn record(&mut self, tensor: &Tensor, op: Op) -> Result<TensorRecord, EncodeError> {
         let mut layout =
             shape(self.base, tensor).ok_or_else(|| EncodeError::Type(tensor.kind, name_of(tensor)))?;
-        let place = place_of(tensor).filter(|place| Arc::ptr_eq(place.session, self.session));
-        match place {
-            Some(place) => (layout.buffer, layout.offset) = (place.buffer, place.offset),
-            None if layout.extent_bytes() == Ok(0) => {}
-            None => return Err(EncodeError::Elsewhere(name_of(tensor), op)),
+        if let Some(session) = self.session {
+            match place_of(tensor).filter(|place| Arc::ptr_eq(place.session, session)) {
+                Some(place) => (layout.buffer, layout.offset) = (place.buffer, place.offset),
+                None if layout.extent_bytes() == Ok(0) => {}
+                None => return Err(EncodeError::Elsewhere(name_of(tensor), op)),
+            }
         }
         let name = tensor.name_bytes();
         let name = &name[..name.len().min(tensor.name.len() - 1)];

@@ -15,6 +15,7 @@ pub mod entry;
 pub mod event;
 pub mod host_buffer;
 pub mod layout;
+pub mod optimize;
 pub mod registry;
 pub mod reservation;
 

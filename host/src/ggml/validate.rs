@@ -44,6 +44,8 @@ pub enum Invalid {
     Buffer(usize, BufferId),
     #[error("tensor {tensor}: bytes {offset} to {offset}+{bytes} are not within its buffer of {size}")]
     OutOfBuffer { tensor: usize, offset: u64, bytes: u64, size: u64 },
+    #[error("tensor {0} has a place in a question")]
+    Placed(usize),
     #[error("tensor {0}: a view that does not lie in what it views")]
     View(usize),
     #[error("node {0}: place {1} does not exist or was named before")]
@@ -101,13 +103,22 @@ impl<'a> ValidGraph<'a> {
         if tables.tensors.is_empty() || tables.tensors.len() > OP_TENSORS_MAX {
             return Err(Invalid::Count(tables.tensors.len()));
         }
+        Self::check_unplaced(library, tables)
+    }
+
+    /// Checks tables whose tensors have no place yet. They must never be computed.
+    pub fn check_unplaced(library: &Library, tables: &'a GraphTables) -> Result<Self, Invalid> {
+        if let Some(at) = tables.tensors.iter().position(|tensor| tensor.layout.buffer != BufferId::NONE) {
+            return Err(Invalid::Placed(at));
+        }
         let mut ops = Vec::with_capacity(tables.tensors.len());
         for (at, record) in tables.tensors.iter().enumerate() {
             ops.push(check_op(library, at, record)?);
-            check_name(at, record, 0)?;
+            check_name(at, record, tables.names.len())?;
             check_links(at, record, &tables.tensors)?;
             check_layout(library, at, record)?;
         }
+        check_nodes(tables)?;
         Ok(Self { tables, ops, buffers: vec![None; tables.tensors.len()] })
     }
 }

@@ -216,6 +216,15 @@ impl Session {
                 Ok(Answer::Done)
             }
             Request::Exec(id) => self.exec(id, header.stream),
+            Request::GraphOptimize(tables) => {
+                let Some(stream) = self.objects.stream(header.stream) else {
+                    return no_stream(header.stream);
+                };
+                match stream.backend.optimize(&tables) {
+                    Some(optimized) => Ok(Answer::Bytes(optimized.encode())),
+                    None => refuse(Status::INVALID, "this is no graph without places"),
+                }
+            }
             Request::SupportsOp(device, records) => {
                 let device = self.device(device)?;
                 let supported = self.library.supports_op(device, &records).unwrap_or(false);

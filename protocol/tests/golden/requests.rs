@@ -175,16 +175,19 @@ fn other_calls() -> Vec<Golden> {
     let id = GraphId { slot: 3, generation: 9 };
     let (question, records) = question();
     let (definition, tables) = graphs::definition();
+    let mut nameless = definition.clone();
+    nameless[..8].fill(0);
     let (patch, header, changes) = graphs::patch();
     vec![
         Golden(C::INIT_BACKEND, vec![1, 0, 0, 0], 0, Request::InitBackend(1)),
         Golden(C::FREE_BACKEND, vec![], 0, Request::FreeBackend),
         Golden(C::SYNCHRONIZE, vec![], 0, Request::Synchronize),
         Golden(C::SET_THREADS, vec![0, 1, 0, 0], 0, Request::SetThreads(256)),
-        Golden(C::GRAPH_DEF, definition, 0, Request::GraphDef(id, tables)),
+        Golden(C::GRAPH_DEF, definition, 0, Request::GraphDef(id, tables.clone())),
         Golden(C::GRAPH_PATCH, patch, 0, Request::GraphPatch(header, changes)),
         Golden(C::GRAPH_FREE, GRAPH.to_vec(), 0, Request::GraphFree(id)),
         Golden(C::EXEC, GRAPH.to_vec(), 0, Request::Exec(id)),
+        Golden(C::GRAPH_OPTIMIZE, nameless, 0, Request::GraphOptimize(tables.clone())),
         Golden(C::SUPPORTS_OP, question.clone(), 0, Request::SupportsOp(1, records.clone())),
         Golden(C::ALLOC_SIZE, question, 0, Request::AllocSize(1, records)),
         Golden(C::MEMORY, vec![1, 0, 0, 0], 0, Request::Memory(1)),
@@ -257,6 +260,9 @@ fn reserved_fields_are_zero() {
         (CallCode::COPY_TENSOR, 84),
         (CallCode::COPY_TENSOR, 88 + 84),
         (CallCode::GRAPH_DEF, 20),
+        (CallCode::GRAPH_OPTIMIZE, 0),
+        (CallCode::GRAPH_OPTIMIZE, 4),
+        (CallCode::GRAPH_OPTIMIZE, 20),
         (CallCode::GRAPH_PATCH, 20),
         (CallCode::GRAPH_PATCH, 28),
     ];

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Graph {
     /// Everything that `cgraph` points to; boxed, so that it stays where it is.
     tensors: Box<[Tensor]>,
-    _nodes: Box<[*mut Tensor]>,
+    nodes: Box<[*mut Tensor]>,
     _keys: Box<[*mut Tensor]>,
     _used: Box<[u32]>,
     use_counts: Box<[i32]>,
@@ -42,6 +42,23 @@ impl Graph {
     pub(super) fn of_op(library: &Library, records: &[TensorRecord]) -> Option<Self> {
         let tables = GraphTables { tensors: records.to_vec(), ..GraphTables::default() };
         Self::new(library, &ValidGraph::check_op(library, &tables).ok()?)
+    }
+
+    /// A graph that is only looked at. `None` for tables that are not of one.
+    pub fn to_look_at(library: &Library, tables: &GraphTables) -> Option<Self> {
+        Self::new(library, &ValidGraph::check_unplaced(library, tables).ok()?)
+    }
+
+    /// Where in the table the tensor at this address stands, if it does.
+    pub(super) fn place_of(&self, tensor: *const Tensor) -> Option<u32> {
+        let offset = (tensor as usize).checked_sub(self.tensors.as_ptr() as usize)?;
+        let place = offset / size_of::<Tensor>();
+        (offset % size_of::<Tensor>() == 0 && place < self.tensors.len()).then_some(place as u32)
+    }
+
+    /// The nodes' places in the table, in their order now.
+    pub(super) fn order(&self) -> Vec<Option<u32>> {
+        self.nodes.iter().map(|&node| self.place_of(node)).collect()
     }
 
     /// Gives the tensors the contents of `valid`, whose tables have the nodes, names and number of tensors that this
@@ -125,7 +142,7 @@ impl Graph {
             order: 0,
             uid: 0,
         });
-        Self { tensors, _nodes: nodes, _keys: keys, _used: used, use_counts, slots, cgraph }
+        Self { tensors, nodes, _keys: keys, _used: used, use_counts, slots, cgraph }
     }
 
     /// Nodes.

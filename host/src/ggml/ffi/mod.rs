@@ -5,6 +5,7 @@ mod functions;
 mod graph;
 mod names;
 mod objects;
+mod optimize;
 mod shared;
 mod staging;
 

@@ -21,6 +21,7 @@ use std::sync::Arc;
 pub struct Library {
     pub(super) ggml: Functions,
     names: Names,
+    has_2d_transfers: bool,
     devices: Vec<Device>,
     /// Last: the code stays loaded while anything above lives. Back-ends leave threads and handlers behind, so it is
     /// never unloaded at all.
@@ -69,6 +70,8 @@ impl Library {
         let (base, ggml) = functions::load_base(dir)?;
         // SAFETY: the callback accepts whatever ggml passes, from any thread.
         unsafe { (ggml.ggml_log_set)(Some(log), std::ptr::null_mut()) };
+        // SAFETY: only whether it is there is of interest.
+        let has_2d_transfers = unsafe { base.get::<*const c_void>(b"ggml_backend_tensor_set_2d\0").is_ok() };
         let mut loaded = vec![std::mem::ManuallyDrop::new(base)];
         let mut devices = Vec::new();
         for name in backends {
@@ -86,7 +89,7 @@ impl Library {
         let names = Names::of(&ggml);
         let (known, of) = names.coverage();
         tracing::debug!(dir = %dir.display(), devices = devices.len(), known, of, "loaded ggml");
-        Ok(Self { ggml, names, devices, _loaded: loaded })
+        Ok(Self { ggml, names, has_2d_transfers, devices, _loaded: loaded })
     }
 
     /// This build's numbers.
@@ -124,6 +127,10 @@ impl Library {
         let probe = Buffer::alloc(self, at, 256);
         let init = probe.is_some_and(|buffer| buffer.inits_tensors());
         let init = if init { DeviceFlags::INIT_TENSOR } else { DeviceFlags::default() };
+        let optimize = match Backend::new(self, at).is_some_and(|backend| backend.optimizes()) {
+            true => DeviceFlags::OPTIMIZE,
+            false => DeviceFlags::default(),
+        };
         let events = match Event::new(self, at) {
             Some(_) => DeviceFlags::EVENTS,
             None => DeviceFlags::default(),
@@ -141,7 +148,7 @@ impl Library {
             } else {
                 DeviceKind::GPU
             },
-            flags: threads | init | events,
+            flags: threads | init | events | optimize,
         }
     }
 
@@ -172,6 +179,17 @@ impl Library {
         })
     }
 
+    /// The version of the back-end interface that device `at` was built for.
+    pub(super) fn api_version(&self, at: usize) -> c_int {
+        // SAFETY: a registry starts with it in every version.
+        unsafe { (*self.devices[at].reg.cast::<backend::Reg>()).api_version }
+    }
+
+    /// Whether this build has the 2d transfers, which came in the middle of the tables.
+    pub(super) fn has_2d_transfers(&self) -> bool {
+        self.has_2d_transfers
+    }
+
     /// The function that sets a CPU back-end's number of threads.
     fn set_threads(&self, at: usize) -> Option<unsafe extern "C" fn(Handle, c_int)> {
         let name = c"ggml_backend_set_n_threads";
@@ -197,6 +215,10 @@ impl Backend {
     /// The device's place in the list.
     pub fn device(&self) -> usize {
         self.device
+    }
+
+    pub(super) fn library(&self) -> &Library {
+        &self.library
     }
 
     /// Sets the number of threads, on a back-end that has them.

@@ -17,7 +17,8 @@ use super::context::{Context, ContextId, Contexts, SessionId};
 use super::counters::Counters;
 use super::fence::Wakeups;
 use super::limits::{
-    FENCE_DEADLINE, Limits, MAX_ARMED_FENCES_PER_SESSION, MAX_BACKING_ENTRIES, MAX_EXEC_BYTES,
+    FENCE_DEADLINE, FIRST_COMMAND_PATIENCE, Limits, MAX_ARMED_FENCES_PER_SESSION, MAX_BACKING_ENTRIES,
+    MAX_EXEC_BYTES,
 };
 use super::queue::GuestMemory;
 use super::ram::{Piece, RamTable, ScatterError};
@@ -91,6 +92,15 @@ impl Done {
     }
 }
 
+/// Whether the VM has sent a command since it was started.
+enum FirstCommand {
+    /// Its guest has not looked for the device.
+    NotDue,
+    /// Its guest has started the queue.
+    Due,
+    Seen,
+}
+
 /// The virtio-gpu device of one VM.
 pub struct Device {
     pub(super) contexts: HashMap<ContextId, Context>,
@@ -104,8 +114,7 @@ pub struct Device {
     memory: Option<GuestMemoryAtomic<GuestMemoryMmap>>,
     capset: Capset,
     features: u64,
-    /// Kicks without a chain before the first command; none are counted once one has come.
-    empty_kicks: Option<u32>,
+    first_command: FirstCommand,
     throttle: Throttle,
 }
 
@@ -133,7 +142,7 @@ impl Device {
             memory: None,
             capset: capset(&limits, versions),
             features: 0,
-            empty_kicks: Some(0),
+            first_command: FirstCommand::NotDue,
             throttle: Throttle::new(Instant::now()),
         })
     }
@@ -202,8 +211,10 @@ impl Device {
         }
         self.wakeups.flush();
         self.update_gauges();
-        // Each start of a queue counts for a kick: firmware's, then the driver's.
-        self.empty_kicks = self.empty_kicks.map(|_| 0);
+        if matches!(self.first_command, FirstCommand::Due) {
+            self.first_command = FirstCommand::NotDue;
+            self.wakeups.expect_command(None);
+        }
     }
 
     /// The guest has reset the device: no contexts, no resources. Features and memory are the VMM's to change.
@@ -218,22 +229,26 @@ impl Device {
     pub fn power_off(&mut self) {
         self.reset();
         self.features = 0;
-        self.empty_kicks = Some(0);
+        self.first_command = FirstCommand::NotDue;
         self.ram = RamTable::default();
         self.memory = None;
         self.wakeups.set_memory(None);
     }
 
     /// The guest kicked, and `served` chains were there or not. A VM without share=on hands over the file of its RAM
-    /// all the same, but its guest writes to a private copy: the file's queue stays empty however often it kicks.
-    /// One kick without a chain is no sign, as the start of a queue counts for one.
+    /// all the same, but its guest writes to a private copy: the file's queue stays empty. A kick without a chain is no
+    /// sign of that, as the start of a queue makes some; a driver that starts it and then sends nothing is.
     pub(super) fn note_kick(&mut self, served: bool) {
-        self.empty_kicks = self.empty_kicks.filter(|_| !served).map(|kicks| kicks.saturating_add(1));
-        if self.empty_kicks == Some(2) {
-            tracing::warn!(
-                "the guest kicks, but the queue in the memory that the VMM shares is empty: is the VM's memory \
-                 backend made with share=on?"
-            );
+        match (&self.first_command, served) {
+            (FirstCommand::NotDue | FirstCommand::Due, true) => {
+                self.first_command = FirstCommand::Seen;
+                self.wakeups.expect_command(None);
+            }
+            (FirstCommand::NotDue, false) => {
+                self.first_command = FirstCommand::Due;
+                self.wakeups.expect_command(Some(Instant::now() + FIRST_COMMAND_PATIENCE));
+            }
+            _ => {}
         }
     }
 

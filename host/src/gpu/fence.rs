@@ -44,6 +44,8 @@ struct State {
     /// As the device last looked at it. The VMM replaces it before the device knows which sessions that moves, and a
     /// session lost in between is still announced where its page was.
     memory: Option<Arc<GuestMemoryMmap>>,
+    /// When the guest's first command is overdue, if it is awaited.
+    first_command: Option<Instant>,
     closed: bool,
 }
 
@@ -227,6 +229,26 @@ impl Wakeups {
         state.armed.front().map(|armed| armed.deadline)
     }
 
+    /// The guest's first command should be there at `deadline`, or is no longer awaited.
+    pub(super) fn expect_command(&self, deadline: Option<Instant>) {
+        self.lock().first_command = deadline;
+        self.shared.changed.notify_all();
+    }
+
+    /// Complains if the first command is overdue at `now`, and tells when it will be.
+    fn await_command(&self, state: &mut State, now: Instant) -> Option<Instant> {
+        state.first_command = state.first_command.filter(|&deadline| {
+            if deadline <= now {
+                tracing::warn!(
+                    "the guest has started the device, but the queue in the memory that the VMM shares stays empty: is \
+                     the VM's memory backend made with share=on?"
+                );
+            }
+            deadline > now
+        });
+        state.first_command
+    }
+
     /// Keeps the deadlines until [`close`](Self::close).
     pub(super) fn spawn_timer(&self) -> std::io::Result<()> {
         let wakeups = self.clone();
@@ -239,7 +261,8 @@ impl Wakeups {
         while !state.closed {
             let changed = &self.shared.changed;
             let now = Instant::now();
-            state = match self.expire(&mut state, now) {
+            let deadlines = [self.expire(&mut state, now), self.await_command(&mut state, now)];
+            state = match deadlines.into_iter().flatten().min() {
                 None => changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(next) => {
                     let wait = changed.wait_timeout(state, next.saturating_duration_since(now));

@@ -16,6 +16,9 @@ pub const MAX_REPLY_BYTES: usize = 1 << 20;
 /// A held fence is completed after this time at the latest: a wait of the guest kernel that nobody ends is
 /// uninterruptible, and at 15 s it gives up by itself.
 pub const FENCE_DEADLINE: Duration = Duration::from_secs(1);
+/// From the start of the control queue to the first command; a driver sends one at once, and Linux waits 5 s for the
+/// answer.
+pub const FIRST_COMMAND_PATIENCE: Duration = Duration::from_secs(3);
 /// Held fences of one session, a fence being only a wake-up: as many threads of one process can sleep.
 pub const MAX_ARMED_FENCES_PER_SESSION: usize = 8;
 /// Held fences of the device. Each keeps a descriptor of the control queue, and a full queue blocks the guest

@@ -34,6 +34,7 @@ fn computes_on_the_host(kernel: KernelVersion) {
     assert_eq!(bed.through_ferry(&vm, TOKENS).text().unwrap(), native);
     assert_eq!(daemon.sessions(4).unwrap().len(), 4);
     vm.power_off().unwrap();
+    assert!(!daemon.log().contains("WARN"), "{}", daemon.log());
     daemon.stop().unwrap();
 }
 

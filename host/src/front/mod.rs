@@ -11,7 +11,7 @@ mod vm;
 
 pub use link::{KILL, START, WorkerRequest};
 #[cfg(target_os = "linux")]
-pub use vm::{ARENA_MESSAGE_BYTES_MAX, ArenaMessage, EXTENTS_MAX, decode_extents};
+pub use vm::{ARENA_MESSAGE_BYTES_MAX, ArenaMessage, EXTENTS_MAX, RegionNote, decode_extents};
 
 use crate::cli;
 use crate::process::{die_with_parent, take_stdin};

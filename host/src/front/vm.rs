@@ -25,7 +25,7 @@ use ferry_protocol::ids::{RegionId, StreamId};
 use ferry_protocol::{VERSION_MAX, VERSION_MIN};
 use ferry_unix::{arena, frames};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io::Write;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -118,6 +118,17 @@ pub fn decode_extents(bytes: &[u8]) -> Result<Vec<Extent>, CursorError> {
     Ok(records.iter().map(ExtentRecord::extent).collect())
 }
 
+/// Front and worker speak of one region, told of one time: a guest may use a resource for several regions, one after the
+/// other, and the end of the last must not be taken for the end of the next.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+pub struct RegionNote {
+    /// The region.
+    pub region: RegionId,
+    /// The front's number for this time.
+    pub number: u32,
+}
+
 /// The device's sessions and their workers.
 struct Workers {
     welcome: Vec<u8>,
@@ -133,6 +144,8 @@ struct Worker {
     connection: UnixStream,
     host_event: OwnedFd,
     heard: Arc<Heard>,
+    /// Notes of regions up to now.
+    notes: u32,
 }
 
 /// What was heard of a worker.
@@ -146,8 +159,14 @@ struct Heard {
 struct News {
     /// The kernel closes its end of the connection after its memory is unmapped.
     gone: bool,
-    /// Regions that it does not have mapped any more.
-    dropped: HashSet<RegionId>,
+    /// What it was told of, by the last note of each region.
+    regions: HashMap<RegionId, ToldRegion>,
+}
+
+struct ToldRegion {
+    number: u32,
+    /// It does not have it mapped any more.
+    dropped: bool,
 }
 
 impl Heard {
@@ -202,7 +221,7 @@ impl Contexts for Workers {
         connection.set_write_timeout(Some(GRACE)).map_err(refusal)?;
         let heard = Arc::new(Heard::default());
         self.watch(session, &connection, guest_event, heard.clone()).map_err(refusal)?;
-        self.sessions.insert(session, Worker { connection, host_event, heard });
+        self.sessions.insert(session, Worker { connection, host_event, heard, notes: 0 });
         Ok(())
     }
 
@@ -213,19 +232,23 @@ impl Contexts for Workers {
         resource: ResourceId,
         region: Backing,
     ) -> Result<(), Refusal> {
-        let Some(worker) = self.sessions.get(&session) else { return Err(Refusal("no session".to_owned())) };
+        let Some(worker) = self.sessions.get_mut(&session) else {
+            return Err(Refusal("no session".to_owned()));
+        };
         if region.extents.len() > EXTENTS_MAX {
             return Err(Refusal(format!("a region in {} pieces", region.extents.len())));
         }
         let refusal = |error: std::io::Error| Refusal(format!("cannot tell the worker: {error}"));
-        let id = RegionId(resource.0);
-        worker.heard.note(|news| _ = news.dropped.remove(&id));
+        worker.notes = worker.notes.wrapping_add(1);
+        let note = RegionNote { region: RegionId(resource.0), number: worker.notes };
+        let told = ToldRegion { number: note.number, dropped: false };
+        worker.heard.note(|news| _ = news.regions.insert(note.region, told));
         // The list may be long, and the worker busy: it goes through a file, not through the socket.
         let list = extents_file(&region.extents).map_err(refusal)?;
         let mut fds = vec![list.as_raw_fd()];
         fds.extend(region.files.iter().map(|file| file.as_raw_fd()));
         let header = Header::request(CallCode::ADD_REGION, StreamId::SESSION, 0);
-        frames::write(&worker.connection, header, bytemuck::bytes_of(&id), &fds).map_err(refusal)
+        frames::write(&worker.connection, header, bytemuck::bytes_of(&note), &fds).map_err(refusal)
     }
 
     /// A guest has its worker let go of a region before it takes the pages back. One that does not, because it was killed
@@ -235,9 +258,10 @@ impl Contexts for Workers {
         let id = RegionId(resource.0);
         let mut dropped = false;
         worker.heard.wait(GRACE, |news| {
-            dropped = news.dropped.contains(&id);
+            dropped = news.regions.get(&id).is_some_and(|told| told.dropped);
             dropped || news.gone
         });
+        worker.heard.note(|news| _ = news.regions.remove(&id));
         if dropped { Ok(()) } else { Err(SessionGone) }
     }
 
@@ -307,8 +331,13 @@ impl Workers {
                     wakeups.signal(session);
                 } else if fds[1].any().unwrap_or(false) {
                     let Ok((_, payload, _)) = frames::read(&connection) else { break };
-                    let Ok(region) = cursor::only::<RegionId>(&payload, "a region") else { break };
-                    heard.note(|news| _ = news.dropped.insert(region));
+                    let Ok(note) = cursor::only::<RegionNote>(&payload, "a region") else { break };
+                    heard.note(|news| {
+                        let told = news.regions.get_mut(&note.region);
+                        if let Some(told) = told.filter(|told| told.number == note.number) {
+                            told.dropped = true;
+                        }
+                    });
                 }
             }
             heard.note(|news| news.gone = true);

@@ -103,7 +103,7 @@ const PARTS: &[Part] = &[
         // A target keeps build scripts as they are. The search for leaks, after each program, would take nearly all of
         // the time: the device has a thread of its own, whose memory is on its way back when the program ends.
         commands: &[CargoCommand {
-            words: "run --quiet --locked --release --manifest-path host/fuzz/Cargo.toml --target host-tuple \
+            words: "run --quiet --release --manifest-path host/fuzz/Cargo.toml --target host-tuple \
                     --bin control_queue -- -max_total_time=60 -max_len=1024 -detect_leaks=0 -verbosity=0 \
                     -print_final_stats=1 -create_missing_dirs=1 -artifact_prefix=target/fuzz/findings/ \
                     target/fuzz/corpus host/fuzz/seeds/control_queue",

@@ -1,9 +1,10 @@
 //! Graphs as objects on the host: what was sent is not sent again.
 //!
-//! A stream keeps the graphs that it sent. A graph that ggml gives the same uid is the same graph, and is only named; one
-//! that turns out to be equal to a known one when encoded is named as well; one that has the same nodes and names is
+//! A stream keeps the graphs that it sent. A graph that ggml gives the same uid is the same graph, and is only named, as is
+//! one without a uid whose tensors are, byte for byte, what they were; one that turns out to be equal to a known one when encoded is named as well; one that has the same nodes and names is
 //! patched; anything else is defined anew, in place of the graph that was used longest ago.
 
+use crate::ffi::Snapshot;
 use crate::log::{self, Level};
 use crate::session::{Lost, Session};
 use ferry_protocol::calls::CallCode;
@@ -13,11 +14,20 @@ use ferry_protocol::ids::{GraphId, StreamId};
 /// Graphs that a stream keeps on the host at most: a scheduler's splits, for prompts and for single tokens.
 const GRAPHS_PER_STREAM_MAX: usize = 32;
 
+/// How a graph that comes again is recognized.
+pub enum Mark {
+    /// It is not.
+    None,
+    /// By ggml's uid, which is not 0.
+    Uid(u64),
+    /// By its tensors.
+    Snapshot(Snapshot),
+}
+
 /// A graph that the host has.
 struct Known {
     id: GraphId,
-    /// ggml's, or 0.
-    uid: u64,
+    mark: Mark,
     tables: GraphTables,
     /// [`Session::buffers_freed`] when it was compared last: a buffer freed since may have been one of its own.
     freed: u64,
@@ -40,18 +50,26 @@ impl Graphs {
 
     /// The host's name for the graph of this `uid` with this many nodes, if it certainly has it.
     pub fn by_uid(&mut self, session: &Session, uid: u64, nodes: usize) -> Option<GraphId> {
+        self.find(session, |known| {
+            matches!(known.mark, Mark::Uid(own) if own == uid) && known.tables.nodes.len() == nodes
+        })
+    }
+
+    /// The host's name for the graph that `is_same` says a snapshot is of, if it certainly has it.
+    pub fn by_snapshot(&mut self, session: &Session, is_same: impl Fn(&Snapshot) -> bool) -> Option<GraphId> {
+        self.find(session, |known| matches!(&known.mark, Mark::Snapshot(snapshot) if is_same(snapshot)))
+    }
+
+    fn find(&mut self, session: &Session, is_same: impl Fn(&Known) -> bool) -> Option<GraphId> {
         let freed = session.buffers_freed();
         self.clock += 1;
-        let same = |known: &&mut Known| {
-            known.uid == uid && known.tables.nodes.len() == nodes && known.freed == freed
-        };
-        let known = self.known.iter_mut().find(same).filter(|_| uid != 0)?;
+        let known = self.known.iter_mut().find(|known| known.freed == freed && is_same(known))?;
         known.used = self.clock;
         Some(known.id)
     }
 
     /// The host's name for the graph of `tables`: after this, the host has it.
-    pub fn by_tables(&mut self, session: &Session, uid: u64, tables: GraphTables) -> Result<GraphId, Lost> {
+    pub fn by_tables(&mut self, session: &Session, mark: Mark, tables: GraphTables) -> Result<GraphId, Lost> {
         self.clock += 1;
         let freed = session.buffers_freed();
         // Equal tables name the same buffers, which are alive, so the host has not dropped the graph with one of them.
@@ -60,7 +78,7 @@ impl Graphs {
             None => self.patch(session, &tables)?.map_or_else(|| self.define(session, tables), Ok)?,
         };
         let known = &mut self.known[at];
-        (known.uid, known.freed, known.used) = (uid, freed, self.clock);
+        (known.mark, known.freed, known.used) = (mark, freed, self.clock);
         Ok(known.id)
     }
 
@@ -95,7 +113,13 @@ impl Graphs {
         let at = match (slot, oldest) {
             (Some(slot), _) => {
                 let id = GraphId { slot, generation: 0 };
-                self.known.push(Known { id, uid: 0, tables: GraphTables::default(), freed: 0, used: 0 });
+                self.known.push(Known {
+                    id,
+                    mark: Mark::None,
+                    tables: GraphTables::default(),
+                    freed: 0,
+                    used: 0,
+                });
                 self.known.len() - 1
             }
             (None, Some(oldest)) => oldest,
@@ -119,7 +143,7 @@ impl Graphs {
     /// The host may not have what it should: everything is defined anew.
     pub fn distrust(&mut self) {
         for known in &mut self.known {
-            (known.uid, known.freed, known.tables) = (0, u64::MAX, GraphTables::default());
+            (known.mark, known.freed, known.tables) = (Mark::None, u64::MAX, GraphTables::default());
         }
     }
 

@@ -1,10 +1,11 @@
 /* Computes one graph again and again, as llama.cpp does with that of a token: write its inputs, compute, read the result.
  *
- *   steps BACKENDS DEVICE NODES STEPS [plain | new]
+ *   steps BACKENDS DEVICE NODES STEPS [plain | changing | new]
  *
  * BACKENDS: the folder with ggml's back-end libraries. DEVICE: a device's name. Next to nothing is computed in each of
  * NODES nodes: what is left is what it takes to get there. The graph goes through ggml's scheduler, which gives it a uid;
- * with "plain" it does not, and has none, as in builds of ggml from before April 2026. With "new" each step has a graph of
+ * with "plain" it does not, and has none, as in builds of ggml from before April 2026. With "changing" that graph's parameters, sources
+ * and leaves are changed in place now and then. With "new" each step has a graph of
  * another size, one of VARIETY; "mark STEPS" is printed at each tenth of the way, and in the end it waits to be killed.
  * Prints "sum SUM" over all results. Exits with 2 if something could not be set up, 3 if computing fails.
  */
@@ -21,9 +22,12 @@ enum { WIDTH = 64, INPUTS = 6, THREADS = 1, VARIETY = 100 };
 
 struct work {
     struct ggml_cgraph *graph;
+    struct ggml_tensor *sum, *norm; /* the first of each */
     struct ggml_tensor *inputs[INPUTS];
     struct ggml_tensor *result;
 };
+
+static const float EPSILON = 1e-5f;
 
 static void give_up(const char *what) {
     fprintf(stderr, "steps: %s\n", what);
@@ -59,18 +63,32 @@ static struct work build(struct ggml_tensor *weight, struct ggml_context *contex
     for (int at = 0; at < nodes; at++) {
         switch (at % 5) {
         case 0: last = ggml_add(context, last, work.inputs[1 + at / 5 % (INPUTS - 1)]); break;
-        case 1: last = ggml_rms_norm(context, last, 1e-5f); break;
+        case 1: last = ggml_rms_norm(context, last, EPSILON); break;
         case 2: last = ggml_mul(context, last, weight); break;
         case 3: last = ggml_reshape_2d(context, last, WIDTH / 2, 2); break;
         case 4: last = ggml_reshape_1d(context, last, WIDTH); break;
         }
         ggml_format_name(last, "ffn_out-%d", at);
+        work.sum = at == 0 ? last : work.sum;
+        work.norm = at == 1 ? last : work.norm;
     }
     ggml_set_output(last);
     work.result = last;
     work.graph = ggml_new_graph_custom(context, (size_t) nodes + 64, false);
     ggml_build_forward_expand(work.graph, last);
     return work;
+}
+
+/* A parameter, a source and where a leaf lies, each at its own pace. */
+static void change(struct work *work, int step) {
+    float epsilon = step / 2 % 2 == 0 ? EPSILON : 0.5f;
+    memcpy(work->norm->op_params, &epsilon, sizeof epsilon);
+    work->sum->src[1] = work->inputs[1 + step / 3 % 2];
+    if (step % 5 == 4) {
+        void *data = work->inputs[3]->data;
+        work->inputs[3]->data = work->inputs[4]->data;
+        work->inputs[4]->data = data;
+    }
 }
 
 static struct ggml_context *new_context(size_t tensors) {
@@ -83,10 +101,11 @@ static struct ggml_context *new_context(size_t tensors) {
 
 int main(int argc, char **argv) {
     if (argc != 5 && argc != 6) {
-        give_up("usage: steps BACKENDS DEVICE NODES STEPS [plain | new]");
+        give_up("usage: steps BACKENDS DEVICE NODES STEPS [plain | changing | new]");
     }
     int nodes = atoi(argv[3]), steps = atoi(argv[4]);
-    int plain = argc == 6 && strcmp(argv[5], "plain") == 0, anew = argc == 6 && !plain;
+    int plain = argc == 6 && strcmp(argv[5], "new") != 0, anew = argc == 6 && !plain;
+    int changing = plain && strcmp(argv[5], "changing") == 0;
     ggml_backend_load_all_from_path(argv[1]);
     ggml_backend_t backends[2] = {
         start(ggml_backend_dev_by_name(argv[2]), "no such device, or it does not start"),
@@ -122,8 +141,11 @@ int main(int argc, char **argv) {
                 give_up("a graph cannot be allocated");
             }
         }
-        values[0] = (float) (step % 7);
+        if (changing) {
+            change(&work, step);
+        }
         for (int at = 0; at < INPUTS; at++) {
+            values[0] = (float) (step % 7 + at);
             ggml_backend_tensor_set(work.inputs[at], values, 0, sizeof values);
         }
         enum ggml_status status = plain ? ggml_backend_graph_compute_async(backends[0], work.graph)
@@ -135,7 +157,7 @@ int main(int argc, char **argv) {
         float result[WIDTH];
         ggml_backend_tensor_get_async(backends[0], work.result, result, 0, sizeof result);
         ggml_backend_synchronize(backends[0]);
-        sum += result[0];
+        sum += result[0] + result[1];
         if (anew && (step + 1) % (steps / 10) == 0) {
             printf("mark %d\n", step + 1);
             fflush(stdout);

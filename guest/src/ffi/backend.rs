@@ -5,15 +5,16 @@ use super::base::Base;
 use super::buffer::{Source, post_copy, post_get, post_set};
 use super::optimize::Optimizer;
 use super::registry::{SessionRef, registry};
+use super::snapshot::Snapshot;
 use super::{device, encode, event, guard};
-use crate::graphs::Graphs;
+use crate::graphs::{Graphs, Mark};
 use crate::log::{self, Level};
 use crate::session::Lost;
 use ferry_ggml::backend::{Backend, BackendV1, BackendV2a, BackendV2b, Generation, Handle, status};
 use ferry_ggml::{CGraph, Tensor};
 use ferry_protocol::calls::CallCode;
 use ferry_protocol::hello::DeviceFlags;
-use ferry_protocol::ids::{Seq, StreamId};
+use ferry_protocol::ids::{GraphId, Seq, StreamId};
 use ferry_protocol::status::Status;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -59,23 +60,41 @@ impl BackendContext {
             state.graphs.distrust();
             return Err(Lost);
         }
-        let uid = if base.has_uid { graph.uid } else { 0 };
-        let id = match state.graphs.by_uid(&self.session, uid, graph.n_nodes as usize) {
-            Some(id) => id,
-            None => {
-                // SAFETY: as promised.
-                let tables = unsafe { encode::graph(base, &self.session, graph) }.map_err(|error| {
-                    log::line(Level::Error, &error.to_string());
-                    Lost
-                })?;
-                state.graphs.by_tables(&self.session, uid, tables)?
-            }
-        };
+        // SAFETY: as promised.
+        let id = unsafe { self.name_of(&mut state.graphs, base, graph)? };
         self.session.post(CallCode::EXEC, self.stream, &[bytemuck::bytes_of(&id)])?;
         state.working = true;
         // A read posted before does not answer for this graph.
         state.reading = None;
         Ok(())
+    }
+
+    /// The host's name for `graph`: after this, the host has it.
+    ///
+    /// # Safety
+    /// `graph` must be valid, with everything it points to.
+    unsafe fn name_of(&self, graphs: &mut Graphs, base: &Base, graph: &CGraph) -> Result<GraphId, Lost> {
+        let (session, uid) = (&self.session, if base.has_uid { graph.uid } else { 0 });
+        // SAFETY: as promised.
+        let is_same = |snapshot: &Snapshot| unsafe { snapshot.matches(graph) };
+        let known = match uid {
+            0 => graphs.by_snapshot(session, is_same),
+            uid => graphs.by_uid(session, uid, graph.n_nodes as usize),
+        };
+        if let Some(id) = known {
+            return Ok(id);
+        }
+        // SAFETY: as promised.
+        let encoded = unsafe { encode::graph(base, session, graph) }.map_err(|error| {
+            log::line(Level::Error, &error.to_string());
+            Lost
+        })?;
+        let mark = match uid {
+            // SAFETY: as promised.
+            0 => Mark::Snapshot(unsafe { Snapshot::of(graph, &encoded) }),
+            uid => Mark::Uid(uid),
+        };
+        graphs.by_tables(session, mark, encoded.tables)
     }
 
     /// Waits for what was started. Writes were copied when they were posted, and need no waiting.

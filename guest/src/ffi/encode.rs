@@ -98,12 +98,19 @@ impl Hasher for AddressHasher {
 
 type Places = HashMap<usize, u32, BuildHasherDefault<AddressHasher>>;
 
+/// A graph's tables, and the tensors that their records are of.
+pub struct Encoded {
+    pub tables: GraphTables,
+    pub tensors: Vec<*const Tensor>,
+}
+
 struct Encoder<'a> {
     base: &'a Base,
     /// Whose memory the tensors lie in; `None` for tensors that have no place yet, or whose place does not matter.
     session: Option<&'a Arc<Session>>,
     graph: &'a CGraph,
     tables: GraphTables,
+    tensors: Vec<*const Tensor>,
     places: Places,
 }
 
@@ -111,9 +118,10 @@ struct Encoder<'a> {
 ///
 /// # Safety
 /// `graph` must be valid, with everything it points to.
-pub unsafe fn graph(base: &Base, session: &Arc<Session>, graph: &CGraph) -> Result<GraphTables, EncodeError> {
+pub unsafe fn graph(base: &Base, session: &Arc<Session>, graph: &CGraph) -> Result<Encoded, EncodeError> {
     // SAFETY: as promised.
-    unsafe { encode(base, Some(session), graph) }.map(|encoder| encoder.tables)
+    let encoder = unsafe { encode(base, Some(session), graph)? };
+    Ok(Encoded { tables: encoder.tables, tensors: encoder.tensors })
 }
 
 /// The tables of `graph` without places, and the tensor at each place in them.
@@ -142,7 +150,8 @@ unsafe fn encode<'a>(
     tables.tensors.reserve(2 * n_nodes);
     tables.nodes.reserve(n_nodes);
     let places = Places::with_capacity_and_hasher(2 * n_nodes, BuildHasherDefault::default());
-    let mut encoder = Encoder { base, session, graph, tables, places };
+    let tensors = Vec::with_capacity(2 * n_nodes);
+    let mut encoder = Encoder { base, session, graph, tables, tensors, places };
     for at in 0..n_nodes {
         // SAFETY: as promised: the array has that many nodes.
         let node = unsafe { *graph.nodes.add(at) };
@@ -225,23 +234,8 @@ impl Encoder<'_> {
 
     /// How often the whole graph uses `tensor`, which a split of it shares the table of.
     fn use_count(&self, tensor: &Tensor) -> i32 {
-        let (set, tensor): (&GgmlSet, *const Tensor) = (&self.graph.visited, tensor);
-        if set.size == 0 || set.keys.is_null() || set.used.is_null() || self.graph.use_counts.is_null() {
-            return 0;
-        }
-        let home = GgmlSet::home(tensor, set.size);
-        for slot in (home..set.size).chain(0..home) {
-            // SAFETY: a valid graph's set has `size` slots, and `used` a bit, `use_counts` a number, for each.
-            unsafe {
-                if *set.used.add(slot / 32) & 1 << (slot % 32) == 0 {
-                    return 0;
-                }
-                if *set.keys.add(slot) == tensor.cast_mut() {
-                    return *self.graph.use_counts.add(slot);
-                }
-            }
-        }
-        0
+        // SAFETY: a slot that was found is one of the graph's.
+        use_slot(self.graph, tensor).map_or(0, |slot| unsafe { *self.graph.use_counts.add(slot) })
     }
 
     fn add(&mut self, tensor: *const Tensor, record: TensorRecord) -> Result<u32, EncodeError> {
@@ -251,9 +245,31 @@ impl Encoder<'_> {
         }
         debug_assert!(record.src.iter().all(|&src| src == NO_TENSOR || (src as usize) < place));
         self.tables.tensors.push(record);
+        self.tensors.push(tensor);
         self.places.insert(tensor as usize, place as u32);
         Ok(place as u32)
     }
+}
+
+/// Where a graph has the use count of `tensor`, if it has one.
+pub fn use_slot(graph: &CGraph, tensor: *const Tensor) -> Option<usize> {
+    let set: &GgmlSet = &graph.visited;
+    if set.size == 0 || set.keys.is_null() || set.used.is_null() || graph.use_counts.is_null() {
+        return None;
+    }
+    let home = GgmlSet::home(tensor, set.size);
+    for slot in (home..set.size).chain(0..home) {
+        // SAFETY: a valid graph's set has `size` slots, and `used` a bit for each.
+        unsafe {
+            if *set.used.add(slot / 32) & 1 << (slot % 32) == 0 {
+                return None;
+            }
+            if *set.keys.add(slot) == tensor.cast_mut() {
+                return Some(slot);
+            }
+        }
+    }
+    None
 }
 
 fn name_of(tensor: &Tensor) -> String {

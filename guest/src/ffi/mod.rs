@@ -18,8 +18,10 @@ pub mod layout;
 pub mod optimize;
 pub mod registry;
 pub mod reservation;
+pub mod snapshot;
 
 pub use destination::Destination;
+pub use snapshot::Snapshot;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -1,8 +1,11 @@
 //! The answer through Ferry is the native answer, to the bit, and the worker computed it.
 
+use std::process::Command;
+
 use ferry_tests::artifacts::Store;
 use ferry_tests::daemon::Daemon;
-use ferry_tests::llama::{self, Completion, Device};
+use ferry_tests::llama::{self, Completion, Device, FERRY_DEVICE};
+use ferry_tests::programs;
 
 use crate::testbed::{Testbed, run};
 
@@ -87,6 +90,29 @@ fn a_graph_that_changes_is_patched_and_the_answer_stays_right() {
     let session = daemon.sessions(1).unwrap()[0].clone();
     assert_eq!(session.graphs, u64::from(ACROSS_A_STEP));
     assert!(session.graphs_patched >= 1 && session.graphs_defined <= 3, "{session:?}");
+}
+
+/// Builds of ggml from before April 2026 give graphs no uid: what changed in one is found by looking.
+#[test]
+fn a_graph_without_a_uid_that_changes_in_place_is_noticed() {
+    const STEPS: u32 = 60;
+    let bed = Testbed::new();
+    let daemon = Daemon::start(&bed.llama.bin).unwrap();
+    let program = programs::compile("steps", &bed.llama, bed.dir()).unwrap();
+    let steps = |device: &Device, name: &str, how: &str| {
+        let mut command = Command::new(&program);
+        device.environment(&mut command).unwrap();
+        command.arg(&bed.llama.bin).args([name, "100", &STEPS.to_string(), how]);
+        run(&mut command).stdout
+    };
+    let ferry = Device::Ferry(daemon.socket());
+    let changing = steps(&ferry, FERRY_DEVICE, "changing");
+    assert_eq!(changing, steps(&Device::Cpu, "CPU", "changing"));
+    assert_ne!(changing, steps(&ferry, FERRY_DEVICE, "plain"), "changes make no difference");
+    let sessions = daemon.sessions(2).unwrap();
+    let sent = |at: usize| (sessions[at].graphs, sessions[at].graphs_defined + sessions[at].graphs_patched);
+    assert_eq!((sent(0).0, sent(1)), (u64::from(STEPS), (u64::from(STEPS), 1)), "{sessions:?}");
+    assert!(sent(0).1 > u64::from(STEPS) / 3, "{sessions:?}");
 }
 
 #[test]

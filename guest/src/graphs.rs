@@ -1,8 +1,9 @@
 //! Graphs as objects on the host: what was sent is not sent again.
 //!
 //! A stream keeps the graphs that it sent. A graph that ggml gives the same uid is the same graph, and is only named, as is
-//! one without a uid whose tensors are, byte for byte, what they were; one that turns out to be equal to a known one when encoded is named as well; one that has the same nodes and names is
-//! patched; anything else is defined anew, in place of the graph that was used longest ago.
+//! one without a uid whose tensors are, byte for byte, what they were; one that turns out to be equal to a known one when
+//! encoded is named as well; one that has the same nodes and names is patched; anything else is defined anew, in place of
+//! the graph that was used longest ago.
 
 use crate::ffi::Snapshot;
 use crate::log::{self, Level};

@@ -158,6 +158,13 @@ impl Daemon {
         self.running.pid().as_raw()
     }
 
+    /// The worker of the guest process `client_pid`, which it has on its command line.
+    pub fn worker_of(&self, client_pid: i32) -> Option<i32> {
+        let client = ["--client-pid".to_owned(), client_pid.to_string()];
+        let serves = |&pid: &i32| procfs::arguments(pid).windows(2).any(|pair| pair == client);
+        self.children().into_iter().find(serves)
+    }
+
     /// Processes below the daemon: fronts and workers.
     pub fn children(&self) -> Vec<i32> {
         procfs::descendants(self.pid())

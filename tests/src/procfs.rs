@@ -28,6 +28,12 @@ pub fn threads(pid: i32) -> usize {
     fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count)
 }
 
+/// The process's command line; nothing if it is gone.
+pub fn arguments(pid: i32) -> Vec<String> {
+    let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    line.split_terminator('\0').map(str::to_owned).collect()
+}
+
 /// What a process has used of a processor, and how often it let go of it or lost it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Used {

@@ -15,11 +15,10 @@ const TIMEOUT: Duration = Duration::from_secs(1200);
 fn flat(marks: &[u32], slack_kib: u64, start: impl FnOnce(&Testbed, &Daemon) -> Marked) -> Session {
     let bed = Testbed::new();
     let daemon = Daemon::start(&bed.llama.bin).unwrap();
-    let idle = daemon.children();
     let mut program = start(&bed, &daemon);
     let at = |&mark: &u32| {
         program.reach(mark, TIMEOUT);
-        let worker = daemon.children().into_iter().find(|pid| !idle.contains(pid)).expect("a worker");
+        let worker = daemon.worker_of(program.pid()).expect("a worker");
         [program.pid(), worker].map(|pid| procfs::resident_kib(pid).expect("it runs"))
     };
     let figures: Vec<[u64; 2]> = marks.iter().map(at).collect();

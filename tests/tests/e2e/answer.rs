@@ -4,8 +4,8 @@ use std::process::Command;
 
 use ferry_tests::artifacts::Store;
 use ferry_tests::daemon::Daemon;
-use ferry_tests::llama::{self, Completion, Device, FERRY_DEVICE};
-use ferry_tests::programs;
+use ferry_tests::llama::{self, Bench, Completion, Device, FERRY_DEVICE, THREADS};
+use ferry_tests::{programs, random_model};
 
 use crate::testbed::{Testbed, run};
 
@@ -127,33 +127,36 @@ fn without_shared_memory_the_answer_is_the_same() {
 /// Counted by the guest and by the worker: in a steady decode a token costs each side one doorbell and one wait at most.
 #[test]
 fn a_token_costs_one_doorbell_and_one_wait() {
-    const MORE: u32 = 64;
+    // A start asks some sixty questions, each of which is slept for or not as the scheduler likes: enough tokens that it
+    // does not matter.
+    const MORE: u32 = 1024;
     let bed = Testbed::new();
     let daemon = Daemon::start(&bed.llama.bin).unwrap();
     let stats = bed.dir().join("stats");
-    let guest = |tokens: u32| -> [u64; 2] {
+    // Its weights fit the ring: nobody ever waits for room, which happens as often as the scheduler likes.
+    let model = Store::open().unwrap().random_model(&random_model::TINY).unwrap();
+    let count = |tokens: u32| -> [u64; 3] {
+        let bench = Bench { model: &model, prompts: &[], generate: tokens, warm_up: false };
+        let mut command = bed.llama.program("llama-bench", &Device::Ferry(daemon.socket())).unwrap();
+        command.args(bench.arguments(THREADS));
         // Without spinning every wait is a sleep: the most that it can cost.
-        let mut command = bed.decode(&Device::Ferry(daemon.socket()), tokens);
         run(command.env("FERRY_STATS", &stats).env("FERRY_SPIN_US", "0"));
         let lines = std::fs::read_to_string(&stats).unwrap();
         let line: serde_json::Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
-        ["doorbells", "waits"].map(|name| line[name].as_u64().unwrap())
+        let guest = |name: &str| line[name].as_u64().unwrap();
+        let worker = daemon.session_of(guest("guest_pid") as i32).unwrap();
+        [guest("doorbells"), guest("waits"), worker.doorbells]
     };
-    let (few, many) = (guest(8), guest(8 + MORE));
-    let sessions = daemon.sessions(2).unwrap();
-    let most = u64::from(MORE);
+    let (few, many, most) = (count(8), count(8 + MORE), u64::from(MORE));
+    println!("guest's doorbells and waits, worker's doorbells: {few:?}, with {MORE} tokens more {many:?}");
     for (what, few, many) in [
         ("the guest's doorbells", few[0], many[0]),
         ("the guest's waits", few[1], many[1]),
-        ("the worker's doorbells", sessions[0].doorbells, sessions[1].doorbells),
+        ("the worker's doorbells", few[2], many[2]),
     ] {
         let cost = many.saturating_sub(few);
-        // Loading overlaps with computing as the scheduler likes, and costs more wake-ups on a busy machine. A second one for
-        // each token would double the figure.
-        assert!(cost <= most + most / 2, "{what}: {cost} for {most} tokens");
-        assert!(
-            what != "the guest's waits" || cost >= most / 2,
-            "nothing was counted: {what} {few} and {many}"
-        );
+        assert!(cost <= most + most / 10, "{what}: {cost} for {most} tokens");
+        let counted = what != "the guest's waits" || cost >= most / 2;
+        assert!(counted, "nothing was counted: {what} {few} and {many}");
     }
 }

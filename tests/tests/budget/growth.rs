@@ -7,6 +7,10 @@ use ferry_tests::procfs;
 
 use crate::testbed::{Marked, Testbed};
 
+/// What a session may take of the host beyond the tensors it asked for, which are next to nothing here: the worker's own
+/// memory, and the 20 MiB of the arena, whose pages come as they are first used.
+const SESSION_KIB_MAX: u64 = 64 << 10;
+const ARENA_KIB: u64 = 20 << 10;
 /// A step of the tiny model takes a tenth of a millisecond, or a hundred times that on a loaded machine.
 const TIMEOUT: Duration = Duration::from_secs(1200);
 
@@ -23,6 +27,8 @@ fn flat(marks: &[u32], slack_kib: u64, start: impl FnOnce(&Testbed, &Daemon) -> 
     };
     let figures: Vec<[u64; 2]> = marks.iter().map(at).collect();
     println!("resident at {marks:?}: guest and worker {figures:?} KiB");
+    let worker = figures.iter().map(|figure| figure[1]).max().expect("a mark");
+    assert!(worker + ARENA_KIB <= SESSION_KIB_MAX, "a session takes {worker} KiB and its arena");
     for later in &figures[1..] {
         for (who, early, late) in [("guest", figures[0][0], later[0]), ("worker", figures[0][1], later[1])] {
             assert!(late <= early + slack_kib, "the {who} grew from {early} to {late} KiB");

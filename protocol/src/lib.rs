@@ -27,6 +27,7 @@ pub mod graph;
 pub mod hello;
 pub mod ids;
 pub mod limits;
+pub mod meaning;
 pub mod ops;
 pub mod reply;
 pub mod request;

@@ -50,6 +50,10 @@ impl TensorType {
     pub const I8: Self = Self(24);
     /// Single precision.
     pub const F32: Self = Self(0);
+    /// Half precision.
+    pub const F16: Self = Self(1);
+    /// 32 bits: indices, mostly.
+    pub const I32: Self = Self(26);
 
     /// The row of this type, or `None` for one that nobody defined.
     pub fn row(self) -> Option<&'static TypeRow> {

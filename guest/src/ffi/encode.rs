@@ -8,6 +8,7 @@ use ferry_ggml::graph::HashSet as GgmlSet;
 use ferry_ggml::{CGraph, Tensor};
 use ferry_protocol::graph::GraphTables;
 use ferry_protocol::limits::{GRAPH_TENSORS_MAX, OP_TENSORS_MAX};
+use ferry_protocol::meaning;
 use ferry_protocol::ops::Op;
 use ferry_protocol::request::OpQueryHeader;
 use ferry_protocol::tensor::{NO_TENSOR, TensorLayout, TensorRecord, flags};
@@ -32,13 +33,15 @@ pub fn layout(base: &Base, tensor: &Tensor) -> Option<TensorLayout> {
     Some(TensorLayout { buffer: place.buffer, offset: place.offset, ..shape(base, tensor)? })
 }
 
-/// The operation's parameters in the protocol's numbers.
+/// The operation's parameters in the protocol's numbers, with the protocol's meaning.
 fn op_params(base: &Base, op: Op, tensor: &Tensor) -> Option<[i32; 16]> {
     let mut params = tensor.op_params;
     if op.sub_ops().is_some() {
         params[0] = base.sub_op(op, params[0])?;
     }
-    Some(params)
+    // SAFETY: a valid tensor's sources are null or valid.
+    let source = unsafe { tensor.src[0].as_ref() }.and_then(|source| shape(base, source));
+    meaning::modernise(op, &mut params, &shape(base, tensor)?, source.as_ref()).then_some(params)
 }
 
 /// The message that asks about the operation of `tensor`: also the key by which its answer is remembered, so whatever

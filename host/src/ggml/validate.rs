@@ -11,6 +11,7 @@ use super::ffi::{Buffer, Library};
 use ferry_protocol::graph::GraphTables;
 use ferry_protocol::ids::BufferId;
 use ferry_protocol::limits::{NAME_BYTES_MAX, OP_TENSORS_MAX};
+use ferry_protocol::meaning::{self, Release};
 use ferry_protocol::ops::Op;
 use ferry_protocol::tensor::{LayoutError, NO_TENSOR, TensorRecord, flags};
 use ferry_protocol::types::TensorType;
@@ -28,6 +29,8 @@ pub enum Invalid {
     UnknownSubOp(usize, Op, i32),
     #[error("tensor {0}: the host's ggml has no {1}")]
     UnknownType(usize, TensorType),
+    #[error("tensor {0}: {1} means this in {2} and newer; the host's ggml is older")]
+    Meaning(usize, Op, Release),
     #[error("tensor {0}: {1}")]
     Layout(usize, LayoutError),
     #[error("tensor {0}: place {1} is not before it")]
@@ -59,7 +62,11 @@ impl Invalid {
     pub fn is_unsupported(&self) -> bool {
         matches!(
             self,
-            Self::UnknownOp(..) | Self::NotForwardable(..) | Self::UnknownSubOp(..) | Self::UnknownType(..)
+            Self::UnknownOp(..)
+                | Self::NotForwardable(..)
+                | Self::UnknownSubOp(..)
+                | Self::UnknownType(..)
+                | Self::Meaning(..)
         )
     }
 }
@@ -92,6 +99,7 @@ impl<'a> ValidGraph<'a> {
             ops.push(check_op(library, at, record)?);
             check_name(at, record, tables.names.len())?;
             check_links(at, record, &tables.tensors)?;
+            check_meaning(library, at, record, &tables.tensors)?;
             buffers.push(check_place(library, at, record, &find)?);
         }
         check_nodes(tables)?;
@@ -116,6 +124,7 @@ impl<'a> ValidGraph<'a> {
             ops.push(check_op(library, at, record)?);
             check_name(at, record, tables.names.len())?;
             check_links(at, record, &tables.tensors)?;
+            check_meaning(library, at, record, &tables.tensors)?;
             check_layout(library, at, record)?;
         }
         check_nodes(tables)?;
@@ -170,6 +179,19 @@ fn check_links(at: usize, record: &TensorRecord, tensors: &[TensorRecord]) -> Re
     // The tensors of a question have no place, and every offset of them is 0.
     let unplaced = base.layout.buffer == BufferId::NONE && record.layout.buffer == BufferId::NONE;
     if lies_there || unplaced { Ok(()) } else { Err(Invalid::View(at)) }
+}
+
+/// What is asked for must be what this build does under that name.
+fn check_meaning(
+    library: &Library,
+    at: usize,
+    record: &TensorRecord,
+    tensors: &[TensorRecord],
+) -> Result<(), Invalid> {
+    // Links were checked: a place that is not in the table is none.
+    let sources = record.src.map(|src| tensors.get(src as usize).map(|source| &source.layout));
+    let since = meaning::since(record.op, &record.op_params, &record.layout, &sources);
+    if since <= library.names().release() { Ok(()) } else { Err(Invalid::Meaning(at, record.op, since)) }
 }
 
 fn check_layout(library: &Library, at: usize, record: &TensorRecord) -> Result<u64, Invalid> {

@@ -4,7 +4,7 @@
 use ferry_ggml::backend::{Handle, Reg};
 use ferry_ggml::{CGraph, Tensor};
 use libloading::os::unix::{Library as Dl, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 
 /// Why ggml or a back-end could not be loaded.
@@ -116,6 +116,15 @@ pub fn load_base(dir: &Path) -> Result<(Dl, Functions), LoadError> {
     let library = library.map_err(|error| LoadError::Dlopen(path.clone(), error))?;
     let functions = Functions::load(&library, &path)?;
     Ok((library, functions))
+}
+
+/// What `ggml_version` says; builds from before September 2025 do not have it.
+pub fn version(base: &Dl) -> Option<String> {
+    // SAFETY: the function has this type in every ggml that has it, and returns a constant.
+    unsafe {
+        let version = base.get::<unsafe extern "C" fn() -> *const c_char>(b"ggml_version\0").ok()?;
+        Some(CStr::from_ptr(version()).to_string_lossy().into_owned())
+    }
 }
 
 /// Loads the back-end library called `name` (`cpu`, `cuda`, …, or a path) and starts it. Where a build has several

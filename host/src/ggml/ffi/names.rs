@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::functions::Functions;
+use ferry_protocol::meaning::{self, Release};
 use ferry_protocol::ops::{GLU_OPS, OPS, Op, UNARY_OPS};
 use ferry_protocol::types::{TYPES, TensorType};
 use std::collections::HashMap;
@@ -20,11 +21,12 @@ pub struct Names {
     unary: Vec<Option<c_int>>,
     glu: Vec<Option<c_int>>,
     types: Vec<TensorType>,
+    release: Release,
 }
 
 impl Names {
-    /// Asks the library.
-    pub fn of(ggml: &Functions) -> Self {
+    /// Asks the library, which says that it is of this `version`.
+    pub fn of(ggml: &Functions, version: Option<&str>) -> Self {
         let mut ops = HashMap::new();
         for number in 0..NUMBERS_MAX {
             let Some(name) = own_name(ggml, ggml.ggml_op_name, number) else { break };
@@ -35,8 +37,11 @@ impl Names {
                 break;
             }
         }
+        let has = |name: &str| Op::by_name(name).is_some_and(|op| ops.contains_key(&op));
+        let release = Release::of(version.and_then(meaning::version), has);
         Self {
             ops,
+            release,
             unary: sub_numbers(ggml, ggml.ggml_unary_op_name, UNARY_OPS),
             glu: sub_numbers(ggml, ggml.ggml_glu_op_name, GLU_OPS),
             types: known_types(ggml),
@@ -57,6 +62,11 @@ impl Names {
     /// Whether this build has `kind`, with blocks of the size that the protocol knows.
     pub fn has_type(&self, kind: TensorType) -> bool {
         self.types.contains(&kind)
+    }
+
+    /// How new it is, as far as the meaning of operations goes.
+    pub fn release(&self) -> Release {
+        self.release
     }
 
     /// How many of the protocol's operations this build has, and of how many.

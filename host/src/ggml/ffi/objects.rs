@@ -68,6 +68,7 @@ impl Library {
     /// Loads `libggml-base` from `dir` and the `backends` beside it.
     pub fn load(dir: &Path, backends: &[String]) -> Result<Self, LoadError> {
         let (base, ggml) = functions::load_base(dir)?;
+        let version = functions::version(&base);
         // SAFETY: the callback accepts whatever ggml passes, from any thread.
         unsafe { (ggml.ggml_log_set)(Some(log), std::ptr::null_mut()) };
         // SAFETY: only whether it is there is of interest.
@@ -86,9 +87,9 @@ impl Library {
                 devices.push(Device { handle, reg });
             }
         }
-        let names = Names::of(&ggml);
-        let (known, of) = names.coverage();
-        tracing::debug!(dir = %dir.display(), devices = devices.len(), known, of, "loaded ggml");
+        let names = Names::of(&ggml, version.as_deref());
+        let ((known, of), release) = (names.coverage(), names.release());
+        tracing::debug!(dir = %dir.display(), devices = devices.len(), known, of, version, ?release, "loaded ggml");
         Ok(Self { ggml, names, has_2d_transfers, devices, _loaded: loaded })
     }
 

@@ -19,8 +19,8 @@ const GRAPHS_PER_STREAM_MAX: usize = 32;
 pub enum Mark {
     /// It is not.
     None,
-    /// By ggml's uid, which is not 0.
-    Uid(u64),
+    /// By ggml's uid, which is not 0, and by how many nodes ggml's graph has, of which some may have been left out.
+    Uid(u64, usize),
     /// By its tensors.
     Snapshot(Snapshot),
 }
@@ -52,7 +52,7 @@ impl Graphs {
     /// The host's name for the graph of this `uid` with this many nodes, if it certainly has it.
     pub fn by_uid(&mut self, session: &Session, uid: u64, nodes: usize) -> Option<GraphId> {
         self.find(session, |known| {
-            matches!(known.mark, Mark::Uid(own) if own == uid) && known.tables.nodes.len() == nodes
+            matches!(known.mark, Mark::Uid(own, own_nodes) if own == uid && own_nodes == nodes)
         })
     }
 

@@ -61,7 +61,7 @@ impl BackendContext {
             return Err(Lost);
         }
         // SAFETY: as promised.
-        let id = unsafe { self.name_of(&mut state.graphs, base, graph)? };
+        let Some(id) = (unsafe { self.name_of(&mut state.graphs, base, graph)? }) else { return Ok(()) };
         self.session.post(CallCode::EXEC, self.stream, &[bytemuck::bytes_of(&id)])?;
         state.working = true;
         // A read posted before does not answer for this graph.
@@ -69,11 +69,11 @@ impl BackendContext {
         Ok(())
     }
 
-    /// The host's name for `graph`: after this, the host has it.
+    /// The host's name for `graph`: after this, the host has it. `None` if it has nothing to do for it.
     ///
     /// # Safety
     /// `graph` must be valid, with everything it points to.
-    unsafe fn name_of(&self, graphs: &mut Graphs, base: &Base, graph: &CGraph) -> Result<GraphId, Lost> {
+    unsafe fn name_of(&self, graphs: &mut Graphs, base: &Base, graph: &CGraph) -> Result<Option<GraphId>, Lost> {
         let (session, uid) = (&self.session, if base.has_uid { graph.uid } else { 0 });
         // SAFETY: as promised.
         let is_same = |snapshot: &Snapshot| unsafe { snapshot.matches(graph) };
@@ -82,7 +82,7 @@ impl BackendContext {
             uid => graphs.by_uid(session, uid, graph.n_nodes as usize),
         };
         if let Some(id) = known {
-            return Ok(id);
+            return Ok(Some(id));
         }
         // SAFETY: as promised.
         let encoded = unsafe { encode::graph(base, session, graph) }.map_err(|error| {
@@ -92,9 +92,12 @@ impl BackendContext {
         let mark = match uid {
             // SAFETY: as promised.
             0 => Mark::Snapshot(unsafe { Snapshot::of(graph, &encoded) }),
-            uid => Mark::Uid(uid),
+            uid => Mark::Uid(uid, graph.n_nodes as usize),
         };
-        graphs.by_tables(session, mark, encoded.tables)
+        if encoded.tables.nodes.is_empty() {
+            return Ok(None);
+        }
+        graphs.by_tables(session, mark, encoded.tables).map(Some)
     }
 
     /// Waits for what was started. Writes were copied when they were posted, and need no waiting.

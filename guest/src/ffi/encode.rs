@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::base::Base;
-use super::buffer::place_of;
+use super::buffer::{HostPlace, place_of};
 use crate::session::Session;
 use ferry_ggml::graph::HashSet as GgmlSet;
 use ferry_ggml::{CGraph, Tensor};
@@ -159,6 +159,10 @@ unsafe fn encode<'a>(
         // SAFETY: as promised: the array has that many nodes.
         let node = unsafe { *graph.nodes.add(at) };
         // SAFETY: as promised.
+        if encoder.is_elsewhere(unsafe { &*node }) {
+            continue;
+        }
+        // SAFETY: as promised.
         let place = unsafe { encoder.node(node)? };
         encoder.tables.nodes.push(place);
     }
@@ -166,6 +170,14 @@ unsafe fn encode<'a>(
 }
 
 impl Encoder<'_> {
+    /// Whether `node` is a view of memory that is not the host's. ggml's scheduler has such nodes in any back-end's graph,
+    /// since nothing is computed for them; what uses one is given a copy.
+    fn is_elsewhere(&self, node: &Tensor) -> bool {
+        let Some(session) = self.session else { return false };
+        let here = |place: HostPlace<'_>| Arc::ptr_eq(place.session, session);
+        self.base.op_of(node).is_some_and(Op::is_view) && !place_of(node).is_some_and(here)
+    }
+
     /// # Safety
     /// `tensor` must be valid, with everything it points to.
     unsafe fn node(&mut self, tensor: *const Tensor) -> Result<u32, EncodeError> {

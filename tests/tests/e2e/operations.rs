@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use ferry_tests::daemon::Daemon;
 use ferry_tests::llama::{Device, FERRY_DEVICE};
-use ferry_tests::process;
+use ferry_tests::{process, programs};
 
-use crate::testbed::Testbed;
+use crate::testbed::{Testbed, run};
 
 /// What language models consist of, less those whose cases take minutes on two cores.
 const OPERATIONS: &str = "ADD,MUL,SCALE,CPY,CONT,SUM_ROWS,NORM,RMS_NORM,SOFT_MAX,SILU,SWIGLU";
@@ -28,4 +28,14 @@ fn operations_compute_what_the_cpu_computes() {
     let (passed, total) = summary.trim().split(' ').next().unwrap().split_once('/').unwrap();
     assert_eq!(passed, total, "{}", finished.tail());
     assert!(passed.parse::<usize>().unwrap() >= CASES_MIN, "{summary}");
+}
+
+#[test]
+fn a_view_of_the_programs_own_memory_is_no_part_of_the_hosts_work() {
+    let bed = Testbed::new();
+    let daemon = Daemon::start(&bed.llama.bin).unwrap();
+    let mut command = Command::new(programs::compile("stray_view", &bed.llama, bed.dir()).unwrap());
+    Device::Ferry(daemon.socket()).environment(&mut command).unwrap();
+    assert_eq!(run(command.arg(&bed.llama.bin).arg(FERRY_DEVICE)).stdout, "10\n");
+    assert_eq!(daemon.sessions(1).unwrap()[0].nodes, 1);
 }

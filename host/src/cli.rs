@@ -41,7 +41,8 @@ pub struct Backends {
     /// Directory with the ggml libraries of a llama.cpp build (libggml-base, libggml-cuda, …).
     #[arg(long, value_name = "DIR")]
     pub ggml_dir: PathBuf,
-    /// Back-end to load from there: cpu, cuda, vulkan, metal, rpc, …, or the path of its library. May be repeated.
+    /// Back-end to load from there: cpu, cuda, vulkan, metal, …, or the path of its library; rpc=HOST:PORT,… for the
+    /// devices of other machines, where ggml-rpc-server runs. May be repeated: guests see the devices of all.
     #[arg(long = "backend", value_name = "NAME", required = true)]
     pub backends: Vec<String>,
 }

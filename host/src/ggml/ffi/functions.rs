@@ -34,6 +34,12 @@ pub enum LoadError {
     /// The back-end found no device that it can drive.
     #[error("the back-end {0} did not start: it found nothing that it can drive")]
     NoBackend(PathBuf),
+    /// The back-end has no devices of other machines.
+    #[error("the back-end {0} cannot be given servers; 'rpc' of a llama.cpp build since October 2025 can")]
+    NoServers(String),
+    /// A server of the back-end does not answer.
+    #[error("no ggml-rpc server answers at {0}; start one there: ggml-rpc-server --host ADDRESS --port PORT")]
+    NoServer(String),
 }
 
 macro_rules! functions {

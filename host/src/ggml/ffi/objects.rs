@@ -13,7 +13,7 @@ use ferry_protocol::channel::Payload;
 use ferry_protocol::hello::{DeviceFlags, DeviceKind, DeviceRecord, text_field};
 use ferry_protocol::tensor::{TensorLayout, TensorRecord};
 use libloading::os::unix::Library as Dl;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -64,6 +64,44 @@ unsafe impl Send for Library {}
 // SAFETY: as above; what is shared is only read.
 unsafe impl Sync for Library {}
 
+/// `rpc=HOST:PORT,HOST:PORT` is a back-end and the servers whose devices it is to have.
+fn servers_of(backend: &str) -> (&str, Vec<&str>) {
+    match backend.split_once('=').filter(|(name, _)| !name.contains('/')) {
+        Some((name, servers)) => (name, servers.split(',').collect()),
+        None => (backend, Vec::new()),
+    }
+}
+
+/// # Safety
+/// `reg` must be a live back-end of this ggml.
+unsafe fn devices_of(ggml: &Functions, reg: Handle) -> Vec<Device> {
+    // SAFETY: as promised, and the indices are below the count.
+    unsafe {
+        let count = (ggml.ggml_backend_reg_dev_count)(reg);
+        (0..count).map(|at| Device { handle: (ggml.ggml_backend_reg_dev_get)(reg, at), reg }).collect()
+    }
+}
+
+/// The part of a back-end that stands for the devices of another machine.
+///
+/// # Safety
+/// `reg` must be a live back-end of this ggml.
+unsafe fn add_server(ggml: &Functions, reg: Handle, name: &str, server: &str) -> Result<Handle, LoadError> {
+    type AddServer = unsafe extern "C" fn(*const c_char) -> Handle;
+    // SAFETY: as promised; the name is a terminated string.
+    let add =
+        unsafe { (ggml.ggml_backend_reg_get_proc_address)(reg, c"ggml_backend_rpc_add_server".as_ptr()) };
+    if add.is_null() {
+        return Err(LoadError::NoServers(name.to_owned()));
+    }
+    // SAFETY: a function of this name has this type in every ggml.
+    let add: AddServer = unsafe { std::mem::transmute(add) };
+    let endpoint = CString::new(server).map_err(|_| LoadError::NoServer(server.to_owned()))?;
+    // SAFETY: a terminated string, which the back-end copies.
+    let added = unsafe { add(endpoint.as_ptr()) };
+    if added.is_null() { Err(LoadError::NoServer(server.to_owned())) } else { Ok(added) }
+}
+
 impl Library {
     /// Loads `libggml-base` from `dir` and the `backends` beside it.
     pub fn load(dir: &Path, backends: &[String]) -> Result<Self, LoadError> {
@@ -75,16 +113,20 @@ impl Library {
         let has_2d_transfers = unsafe { base.get::<*const c_void>(b"ggml_backend_tensor_set_2d\0").is_ok() };
         let mut loaded = vec![std::mem::ManuallyDrop::new(base)];
         let mut devices = Vec::new();
-        for name in backends {
+        for backend in backends {
+            let (name, servers) = servers_of(backend);
             let (library, reg) = functions::load_backend(dir, name)?;
             loaded.push(std::mem::ManuallyDrop::new(library));
             let reg: Handle = reg.cast();
-            // SAFETY: `reg` was just made by the back-end.
-            let count = unsafe { (ggml.ggml_backend_reg_dev_count)(reg) };
-            for at in 0..count {
-                // SAFETY: as above, and the index is below the count.
-                let handle = unsafe { (ggml.ggml_backend_reg_dev_get)(reg, at) };
-                devices.push(Device { handle, reg });
+            if servers.is_empty() {
+                // SAFETY: `reg` was just made by the back-end.
+                devices.extend(unsafe { devices_of(&ggml, reg) });
+            }
+            for server in servers {
+                // SAFETY: as above.
+                let reg = unsafe { add_server(&ggml, reg, name, server)? };
+                // SAFETY: as above.
+                devices.extend(unsafe { devices_of(&ggml, reg) });
             }
         }
         let names = Names::of(&ggml, version.as_deref());
@@ -510,5 +552,17 @@ unsafe extern "C" fn log(level: c_int, message: *const c_char, _: *mut c_void) {
         3 => tracing::warn!(target: "ggml", "{message}"),
         2 => tracing::info!(target: "ggml", "{message}"),
         _ => tracing::debug!(target: "ggml", "{message}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::servers_of;
+
+    #[test]
+    fn servers_follow_the_name_of_a_back_end_but_not_a_path() {
+        assert_eq!(servers_of("cpu"), ("cpu", vec![]));
+        assert_eq!(servers_of("rpc=a:1,[::1]:2"), ("rpc", vec!["a:1", "[::1]:2"]));
+        assert_eq!(servers_of("/opt/x=y/libggml-cpu.so"), ("/opt/x=y/libggml-cpu.so", vec![]));
     }
 }

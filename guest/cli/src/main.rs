@@ -3,6 +3,7 @@
 //! One module a subcommand. A subcommand answers with an exit status, or with an error that says what was asked, what
 //! was found and what to do.
 
+mod install;
 mod shim;
 
 use clap::{Parser, Subcommand};
@@ -18,6 +19,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Put the plug-in where a llama.cpp finds it.
+    Install(install::Arguments),
     /// The Metal capability shim, for macOS guests whose graphs cannot be forwarded.
     #[command(subcommand)]
     Shim(shim::Command),
@@ -25,6 +28,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
+        Command::Install(arguments) => install::run(&arguments),
         Command::Shim(command) => shim::run(command),
     };
     result.unwrap_or_else(|error| {

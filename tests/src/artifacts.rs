@@ -7,6 +7,7 @@
 
 mod build;
 mod fetch;
+mod npm;
 pub(crate) mod system;
 
 use std::fs::{self, File};
@@ -18,6 +19,7 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::Deserialize;
 
 pub use build::LlamaBuild;
+pub use npm::NodeBuild;
 
 use crate::checkout;
 use crate::progress::Step;
@@ -44,6 +46,7 @@ struct Pin {
 enum Client {
     Pip,
     Cargo,
+    Npm,
 }
 
 #[derive(Debug, Deserialize)]
@@ -54,6 +57,8 @@ struct Manifest {
     model: Pin,
     /// The parts of a file that is larger than a registry takes.
     gemma: Vec<Pin>,
+    /// Prebuilt releases of llama.cpp, the oldest first.
+    node: Vec<Pin>,
 }
 
 impl Manifest {
@@ -134,6 +139,19 @@ impl Store {
     /// llama.cpp's libraries with ggml 0.26, whose back-end API is 3. No programs.
     pub fn llama_next(&self) -> Result<LlamaBuild> {
         self.built(&self.manifest.llama_next, &build::LLAMA_NEXT)
+    }
+
+    /// The releases of llama.cpp that [`Self::node`] has, the oldest first.
+    pub fn node_releases(&self) -> Vec<&str> {
+        self.manifest.node.iter().map(|pin| pin.version.as_str()).collect()
+    }
+
+    /// A release of llama.cpp as node-llama-cpp ships it, and node-llama-cpp itself to drive it.
+    pub fn node(&self, release: &str) -> Result<NodeBuild> {
+        let pin = self.manifest.node.iter().find(|pin| pin.version == release);
+        let pin = pin.with_context(|| format!("artifacts.toml has no release {release}"))?;
+        let _lock = self.lock()?;
+        npm::ensure(&self.root, &self.unpacked(pin)?, pin)
     }
 
     fn built(&self, pin: &Pin, recipe: &build::Recipe) -> Result<LlamaBuild> {

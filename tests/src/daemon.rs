@@ -40,6 +40,8 @@ pub struct Session {
     pub bytes_shared: u64,
     /// Times that the worker woke its guest.
     pub doorbells: u64,
+    /// Calls that failed.
+    pub failures: u64,
     /// Times that the worker slept.
     pub waits: u64,
 }

@@ -3,7 +3,7 @@
 //! - [`artifacts`]: the pinned things of others (llama.cpp, models), fetched, checked and built;
 //! - [`random_model`]: models of any size, made here;
 //! - [`process`]: children that cannot outlive us, with captured output and deadlines;
-//! - [`daemon`], [`llama`]: `ferryd` and llama.cpp's programs as the tests use them;
+//! - [`daemon`], [`llama`], [`node`]: `ferryd` and llama.cpp in its programs and in Node, as the tests use them;
 //! - [`demo`], [`speed`], [`suite`]: what `cargo demo`, `cargo speed` and `cargo suite` do.
 
 pub mod artifacts;
@@ -14,6 +14,7 @@ pub mod daemon;
 pub mod demo;
 pub mod interrupt;
 pub mod llama;
+pub mod node;
 pub mod process;
 pub mod procfs;
 pub mod programs;

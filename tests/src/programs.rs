@@ -1,5 +1,6 @@
 //! The small C programs of `tests/programs`, compiled against one of the store's builds.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -12,12 +13,39 @@ use crate::process;
 /// A hundred lines of C on a busy machine.
 const COMPILE_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// Compiles `tests/programs/NAME.c` into `into`, linked with nothing of llama.cpp: it opens that itself.
+pub fn compile_alone(name: &str, into: &Path) -> Result<PathBuf> {
+    let program = into.join(name);
+    let mut cc = compiler(name, &program);
+    process::run(cc.arg("-lm"), COMPILE_TIMEOUT)?.success().with_context(|| format!("compiling {name}.c"))?;
+    Ok(program)
+}
+
+/// The file of libggml in a folder of libraries; some builds have a release in its name.
+pub fn ggml_in(dir: &Path) -> Result<PathBuf> {
+    let files = fs::read_dir(dir).with_context(|| format!("listing {}", dir.display()))?;
+    let named = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name.starts_with("libggml.") && name.ends_with(std::env::consts::DLL_SUFFIX)
+    };
+    files
+        .flatten()
+        .map(|entry| entry.path())
+        .find(named)
+        .with_context(|| format!("no libggml in {}", dir.display()))
+}
+
+fn compiler(name: &str, program: &Path) -> Command {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(name).with_extension("c");
+    let mut cc = Command::new("cc");
+    cc.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-o"]).arg(program).arg(source);
+    cc
+}
+
 /// Compiles `tests/programs/NAME.c` into `into`, linked with the build's libraries where they lie.
 pub fn compile(name: &str, build: &LlamaBuild, into: &Path) -> Result<PathBuf> {
     let program = into.join(name);
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(name).with_extension("c");
-    let mut cc = Command::new("cc");
-    cc.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(source);
+    let mut cc = compiler(name, &program);
     for include in ["include", "ggml/include"] {
         cc.arg("-I").arg(build.source.join(include));
     }

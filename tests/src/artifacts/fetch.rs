@@ -29,6 +29,7 @@ pub fn package(store: &Path, pin: &Pin) -> Result<PathBuf> {
         let fetched = match pin.client {
             Client::Pip => with_pip(temporary.path(), pin),
             Client::Cargo => with_cargo(temporary.path(), pin),
+            Client::Npm => with_npm(temporary.path(), pin),
         }
         .with_context(|| format!("fetching {} {}", pin.package, pin.package_version))?;
         fs::rename(&fetched, &file).with_context(|| format!("moving {} into place", file.display()))?;
@@ -49,6 +50,14 @@ fn with_pip(into: &Path, pin: &Pin) -> Result<PathBuf> {
     pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest"]).arg(into);
     pip.arg(format!("{}=={}", pin.package, pin.package_version));
     process::run(&mut pip, FETCH_TIMEOUT)?.success()?;
+    Ok(into.join(&pin.file))
+}
+
+fn with_npm(into: &Path, pin: &Pin) -> Result<PathBuf> {
+    system::require(&[system::NPM])?;
+    let mut npm = Command::new("npm");
+    npm.args(["pack", "--silent"]).arg(format!("{}@{}", pin.package, pin.package_version)).current_dir(into);
+    process::run(&mut npm, FETCH_TIMEOUT)?.success()?;
     Ok(into.join(&pin.file))
 }
 
@@ -92,14 +101,14 @@ fn sha256(path: &Path) -> Result<String> {
     Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Unpacks a wheel or a crate into an empty folder.
+/// Unpacks a wheel, a crate or an npm package into an empty folder.
 pub fn unpack(package: &Path, into: &Path) -> Result<()> {
     let step = Step::begin(format!("unpacking {}", package.file_name().unwrap_or_default().display()));
     let file = File::open(package).with_context(|| format!("opening {}", package.display()))?;
     let file = io::BufReader::new(file);
     match package.extension().and_then(|extension| extension.to_str()) {
         Some("whl") => zip::ZipArchive::new(file)?.extract(into)?,
-        Some("crate") => tar::Archive::new(GzDecoder::new(file)).unpack(into)?,
+        Some("crate" | "tgz") => tar::Archive::new(GzDecoder::new(file)).unpack(into)?,
         other => bail!("{}: how to unpack {other:?} is not known here", package.display()),
     }
     step.done();

@@ -19,6 +19,10 @@ pub struct Need {
 
 /// Python's package client.
 pub const PIP: Need = Need { probe: &["python3", "-m", "pip", "--version"], package: "python3-pip" };
+/// Node.js.
+pub const NODE: Need = Need { probe: &["node", "--version"], package: "nodejs" };
+/// Node's package client.
+pub const NPM: Need = Need { probe: &["npm", "--version"], package: "npm" };
 /// The generator of llama.cpp's build.
 pub const CMAKE: Need = Need { probe: &["cmake", "--version"], package: "cmake" };
 /// The builder.

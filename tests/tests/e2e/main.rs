@@ -5,6 +5,7 @@
 
 mod answer;
 mod bad_input;
+mod builds;
 mod faults;
 mod layouts;
 mod operations;

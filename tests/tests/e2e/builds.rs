@@ -1,0 +1,66 @@
+//! Other builds of llama.cpp: prebuilt ones, from before today's interface, in the process of another runtime.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+use ferry_tests::artifacts::Store;
+use ferry_tests::daemon::Daemon;
+use ferry_tests::llama::{Device, FERRY_DEVICE};
+use ferry_tests::{node, programs};
+
+use crate::testbed::run;
+
+/// Of back-end API 1, and of the first API 2 (August and December 2025).
+const OLD: [&str; 2] = ["b6133", "b7347"];
+const TOKENS: u32 = 24;
+
+#[test]
+fn a_release_of_2025_answers_in_node_as_on_its_own_cpu() {
+    let store = Store::open().unwrap();
+    let model = store.model().unwrap();
+    for release in OLD {
+        let build = store.node(release).unwrap();
+        let daemon = Daemon::start(&build.bin).unwrap();
+        let answer = |device: &Device| run(&mut node::complete(&build, &model, device, TOKENS).unwrap());
+        let ferry = answer(&Device::Ferry(daemon.socket()));
+        assert_eq!(ferry.stdout.lines().count(), TOKENS as usize, "{release}: {}", ferry.tail());
+        assert_eq!(ferry.stdout, answer(&Device::Cpu).stdout, "{release}");
+        let session = &daemon.sessions(1).unwrap()[0];
+        assert_eq!((session.graphs, session.failures), (u64::from(TOKENS), 0), "{release}: {session:?}");
+        // A token of this model has some nine hundred nodes.
+        assert!(session.nodes > u64::from(TOKENS) * 500, "{release}: {session:?}");
+    }
+}
+
+/// What `meaning` says of each of its cases, with one release's ggml in the guest and another's on the host.
+fn meanings(program: &Path, guest: &Path, host: &Path) -> BTreeMap<String, String> {
+    let daemon = Daemon::start(host).unwrap();
+    let mut command = Command::new(program);
+    Device::Ferry(daemon.socket()).environment(&mut command).unwrap();
+    command.arg(programs::ggml_in(guest).unwrap()).arg(guest).arg(FERRY_DEVICE);
+    let finished = run(&mut command);
+    let words = finished.stdout.lines().filter_map(|line| line.split_once(' '));
+    words.map(|(case, verdict)| (case.to_owned(), verdict.to_owned())).collect()
+}
+
+/// ggml kept the names of operations while it changed what they read; each of these was computed wrongly once.
+#[test]
+fn an_operation_means_the_same_to_every_release_or_is_declined() {
+    let store = Store::open().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let program = programs::compile_alone("meaning", dir.path()).unwrap();
+    let (old, new) = (store.node(OLD[0]).unwrap().bin, store.llama_next().unwrap().bin);
+    let check = |guest: &Path, host: &Path, cases: usize, declined: &[&str]| {
+        let found = meanings(&program, guest, host);
+        assert_eq!(found.len(), cases, "{found:?}");
+        for (case, verdict) in &found {
+            let expected = if declined.contains(&case.as_str()) { "declined" } else { "equal" };
+            assert_eq!(verdict, expected, "{case}, from {} to {}", guest.display(), host.display());
+        }
+    };
+    // An odd embedding was one longer; and nothing could be padded in front.
+    check(&old, &new, 7, &["timestep"]);
+    check(&new, &old, 8, &["timestep", "pad-before"]);
+    check(&new, &new, 8, &[]);
+}

@@ -63,3 +63,11 @@ pub fn binaries() -> Result<&'static Binaries> {
     let plugin = release.join(format!("libggml_virtgpu{}", std::env::consts::DLL_SUFFIX));
     Ok(BUILT.get_or_init(|| Binaries { plugin, ferryd: release.join("ferryd") }))
 }
+
+/// The `ferry` program; cargo makes a repetition cheap.
+pub fn ferry() -> Result<PathBuf> {
+    let mut build = cargo();
+    build.args(["build", "--release", "--package", "ferry-cli"]);
+    process::run(&mut build, BUILD_TIMEOUT)?.success().context("building ferry")?;
+    Ok(target().join("release").join("ferry"))
+}

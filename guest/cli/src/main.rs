@@ -23,13 +23,13 @@ enum Command {
     Install(install::Arguments),
     /// The Metal capability shim, for macOS guests whose graphs cannot be forwarded.
     #[command(subcommand)]
-    Shim(shim::Command),
+    Shim(Box<shim::Command>),
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Install(arguments) => install::run(&arguments),
-        Command::Shim(command) => shim::run(command),
+        Command::Shim(command) => shim::run(*command),
     };
     result.unwrap_or_else(|error| {
         eprintln!("ferry: {error:#}");

@@ -51,9 +51,10 @@ impl Graphs {
 
     /// The host's name for the graph of this `uid` with this many nodes, if it certainly has it.
     pub fn by_uid(&mut self, session: &Session, uid: u64, nodes: usize) -> Option<GraphId> {
-        self.find(session, |known| {
-            matches!(known.mark, Mark::Uid(own, own_nodes) if own == uid && own_nodes == nodes)
-        })
+        self.find(
+            session,
+            |known| matches!(known.mark, Mark::Uid(own, own_nodes) if own == uid && own_nodes == nodes),
+        )
     }
 
     /// The host's name for the graph that `is_same` says a snapshot is of, if it certainly has it.

@@ -73,7 +73,12 @@ impl BackendContext {
     ///
     /// # Safety
     /// `graph` must be valid, with everything it points to.
-    unsafe fn name_of(&self, graphs: &mut Graphs, base: &Base, graph: &CGraph) -> Result<Option<GraphId>, Lost> {
+    unsafe fn name_of(
+        &self,
+        graphs: &mut Graphs,
+        base: &Base,
+        graph: &CGraph,
+    ) -> Result<Option<GraphId>, Lost> {
         let (session, uid) = (&self.session, if base.has_uid { graph.uid } else { 0 });
         // SAFETY: as promised.
         let is_same = |snapshot: &Snapshot| unsafe { snapshot.matches(graph) };

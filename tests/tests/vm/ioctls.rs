@@ -11,7 +11,7 @@ use ferry_vm::{Artifacts, kernel};
 #[allow(dead_code)]
 mod uapi;
 
-use uapi::{ExecBuffer, GetCaps, Map, ResourceCreate, Wait};
+use uapi::{ExecBuffer, GemClose, GetCaps, Map, ResourceCreate, Wait};
 
 macro_rules! places {
     ($($c:literal, $rust:ty: $($field:ident),*;)*) => {
@@ -31,15 +31,18 @@ fn the_plug_ins_ioctls_are_the_kernels() {
             nr_samples, flags, bo_handle, res_handle, size, stride;
         "drm_virtgpu_3d_wait", Wait: handle, flags;
         "drm_virtgpu_get_caps", GetCaps: cap_set_id, cap_set_ver, addr, size, pad;
+        "drm_gem_close", GemClose: handle, pad;
     };
     for (c, size) in [
         ("drm_virtgpu_map", size_of::<Map>()),
         ("drm_virtgpu_resource_create", size_of::<ResourceCreate>()),
         ("drm_virtgpu_3d_wait", size_of::<Wait>()),
         ("drm_virtgpu_get_caps", size_of::<GetCaps>()),
+        ("drm_gem_close", size_of::<GemClose>()),
     ] {
         places.push((format!("sizeof(struct {c})"), size));
     }
+    places.push(("DRM_IOCTL_GEM_CLOSE & 0xff".into(), 9));
     // What is behind them is newer than this header, and always 0 here: kernels that lack it do not look at it.
     places.push(("VIRTGPU_EXECBUF_FENCE_FD_OUT".into(), uapi::FENCE_FD_OUT as usize));
     for (number, ours) in

@@ -169,7 +169,12 @@ impl Listener {
             (front::START, Some(connection)) => {
                 self.start_worker(serve, &request, UnixStream::from(connection))
             }
-            (front::KILL, _) => self.kill(request.session),
+            (front::KILL | front::REAP, _) => {
+                self.end_worker(request.session, header.call == front::KILL);
+                let answer = Header::request(header.call, StreamId::SESSION, 0);
+                // A front that does not take its answers harms itself alone.
+                let _ = frames::write(&self.control, answer, bytemuck::bytes_of(&request), &[]);
+            }
             _ => tracing::error!("the front of {} makes no sense", self.path.display()),
         }
     }
@@ -199,9 +204,12 @@ impl Listener {
         }
     }
 
-    fn kill(&mut self, session: u64) {
+    /// Kills and reaps a worker.
+    fn end_worker(&mut self, session: u64, late: bool) {
         for (_, worker) in self.workers.iter_mut().filter(|(name, _)| *name == session) {
-            tracing::warn!("worker {} is killed: it did not end in time", worker.id());
+            if late {
+                tracing::warn!("worker {} is killed: it did not end in time", worker.id());
+            }
             let _ = worker.kill();
             let _ = worker.wait();
         }
@@ -251,6 +259,7 @@ impl Drop for Listener {
 fn control_pair() -> std::io::Result<(UnixStream, UnixStream)> {
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_read_timeout(Some(FRONT_PATIENCE))?;
+    ours.set_write_timeout(Some(FRONT_PATIENCE))?;
     Ok((ours, theirs))
 }
 

@@ -9,7 +9,7 @@ mod unix;
 #[cfg(target_os = "linux")]
 mod vm;
 
-pub use link::{KILL, START, WorkerRequest};
+pub use link::{KILL, REAP, START, WorkerRequest};
 #[cfg(target_os = "linux")]
 pub use vm::{ARENA_MESSAGE_BYTES_MAX, ArenaMessage, EXTENTS_MAX, RegionNote, decode_extents};
 

@@ -9,7 +9,7 @@
 //! ```
 
 use super::handshake;
-use super::link::{Supervisor, WorkerRequest};
+use super::link::{KILL, REAP, Supervisor, WorkerRequest};
 use crate::gpu::server::Server;
 use crate::gpu::{
     Backing, ContextId, Contexts, Device, Extent, Limits, Refusal, ResourceId, SessionGone, SessionId,
@@ -36,8 +36,8 @@ use std::time::Duration;
 
 /// A worker that is told to end gets this long to do it by itself, and to say what it counted.
 const GRACE: Duration = Duration::from_millis(300);
-/// How often a worker that does not end is killed again, and complained about.
-const KILL_AGAIN: Duration = Duration::from_secs(1);
+/// How often the end of a worker that does not end is asked for again, and complained about.
+const END_AGAIN: Duration = Duration::from_millis(100);
 
 /// Extents of an arena or a region: the largest region in single pages.
 pub const EXTENTS_MAX: usize = 1 << 16;
@@ -275,16 +275,12 @@ impl Contexts for Workers {
         let Some(worker) = self.sessions.remove(&session) else { return };
         // Its end of the connection is what a worker goes by. The file behind the arena stays mapped until it is gone.
         let _ = worker.connection.shutdown(Shutdown::Write);
-        let mut patience = GRACE;
-        while !worker.heard.wait(patience, |news| news.gone) {
-            if patience != GRACE {
-                // The guest's kernel must not have these pages back: better that it waits.
-                tracing::error!("the worker of session {} does not end", session.0);
-            }
-            if let Err(error) = self.supervisor.kill(session.0) {
-                tracing::error!("cannot have the worker of session {} killed: {error}", session.0);
-            }
-            patience = KILL_AGAIN;
+        let by_itself = worker.heard.wait(GRACE, |news| news.gone);
+        let code = if by_itself { REAP } else { KILL };
+        while let Err(error) = self.supervisor.end(code, session.0) {
+            // The guest's kernel must not have these pages back: better that it waits.
+            tracing::error!("the worker of session {} does not end: {error}", session.0);
+            std::thread::sleep(END_AGAIN);
         }
         self.append_stats();
     }

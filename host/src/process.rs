@@ -4,9 +4,11 @@ use crate::cli::{Backends, Worker};
 use crate::ggml::Library;
 #[cfg(target_os = "linux")]
 use crate::sources::{Made, Told};
-use crate::worker::{self, RegionSource};
+use crate::worker::{self, Sharing};
 use anyhow::{Context, bail};
 use ferry_protocol::calls::CallCode;
+#[cfg(target_os = "linux")]
+use ferry_protocol::channel::memory::Mapping;
 use ferry_protocol::frame::Header;
 use ferry_protocol::hello::{Opened, Transport, encode_welcome};
 use ferry_protocol::ids::StreamId;
@@ -63,16 +65,16 @@ pub fn run_worker(arguments: &Worker) -> anyhow::Result<()> {
         client_pid: arguments.client_pid,
     };
     let opened = Header { seq: arguments.open_seq, ..Header::request(CallCode::OPEN, StreamId::SESSION, 0) };
-    let (channel, regions) = match Transport(arguments.transport) {
+    let (channel, sharing) = match Transport(arguments.transport) {
         Transport::ARENA => open_arena(socket, opened)?,
         Transport::VIRTGPU => open_virtgpu(socket)?,
         _ => (open_stream(socket, opened)?, None),
     };
-    worker::serve(Arc::new(library), channel, regions, &config)
+    worker::serve(Arc::new(library), channel, sharing, &config)
 }
 
-/// A session's channel, and where its regions come from.
-type Opening = (Channel, Option<Box<dyn RegionSource>>);
+/// A session's channel, and what it shares with its guest besides messages.
+type Opening = (Channel, Option<Sharing>);
 
 fn open_stream(socket: UnixStream, opened: Header) -> anyhow::Result<Channel> {
     frames::write(&socket, opened, bytemuck::bytes_of(&Opened::default()), &[])
@@ -88,9 +90,11 @@ fn open_arena(socket: UnixStream, opened: Header) -> anyhow::Result<Opening> {
     let fds = [&shared.memory, &shared.host_event, &shared.guest_event].map(|fd| fd.as_raw_fd());
     frames::write(&socket, opened, bytemuck::bytes_of(&shared.layout), &fds)
         .context("cannot answer the guest")?;
-    let regions = Made::new(socket.try_clone()?);
+    let regions = Box::new(Made::new(socket.try_clone()?));
     let events = (shared.host_event, shared.guest_event);
-    Ok((rings(Arc::new(mapping), &shared.layout, events, socket)?, Some(Box::new(regions))))
+    let arena: Arc<dyn Mapping> = Arc::new(mapping);
+    let channel = rings(arena.clone(), &shared.layout, events, socket)?;
+    Ok((channel, Some(Sharing { arena, regions })))
 }
 
 /// The arena is in the guest's memory: the front says where. Its connection ends when the session does.
@@ -108,14 +112,15 @@ fn open_virtgpu(socket: UnixStream) -> anyhow::Result<Opening> {
     let (Some(guest_event), Some(host_event)) = (fds.pop(), fds.pop()) else { bail!("no events") };
     let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
     let mapping = Stitched::map(&files, &message.extents).context("cannot map the arena")?;
-    let regions = Told::new(socket.try_clone()?);
-    let events = (host_event, guest_event);
-    Ok((rings(Arc::new(mapping), &message.layout, events, socket)?, Some(Box::new(regions))))
+    let regions = Box::new(Told::new(socket.try_clone()?));
+    let arena: Arc<dyn Mapping> = Arc::new(mapping);
+    let channel = rings(arena.clone(), &message.layout, (host_event, guest_event), socket)?;
+    Ok((channel, Some(Sharing { arena, regions })))
 }
 
 #[cfg(target_os = "linux")]
 fn rings(
-    mapping: Arc<dyn ferry_protocol::channel::memory::Mapping>,
+    mapping: Arc<dyn Mapping>,
     layout: &Opened,
     events: (std::os::fd::OwnedFd, std::os::fd::OwnedFd),
     socket: UnixStream,

@@ -258,6 +258,7 @@ impl Session {
         let Some(buffer) = Buffer::alloc(&self.library, device, size) else {
             return refuse(Status::NO_MEMORY, format!("no room for a buffer of {size} bytes"));
         };
+        self.regions.pin_arena();
         let size = buffer.size();
         match self.objects.add_buffer(buffer) {
             Some(buffer) => Ok(Answer::Bytes(bytemuck::bytes_of(&Allocated { buffer, size }).to_vec())),

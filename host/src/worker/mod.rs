@@ -6,7 +6,7 @@ mod objects;
 mod regions;
 mod stats;
 
-pub use regions::RegionSource;
+pub use regions::{RegionSource, Sharing};
 
 use crate::ggml::Library;
 use anyhow::Context;
@@ -34,12 +34,12 @@ pub struct Config {
 pub fn serve(
     library: Arc<Library>,
     channel: Channel,
-    regions: Option<Box<dyn RegionSource>>,
+    sharing: Option<Sharing>,
     config: &Config,
 ) -> anyhow::Result<()> {
     let Channel { sender, mut receiver, waiter, counters } = channel;
     let mut replies = Replies { sender, waiter: waiter.clone() };
-    let mut session = Session::new(library, Regions::new(regions), config.client_pid);
+    let mut session = Session::new(library, Regions::new(sharing), config.client_pid);
     let mut spin = Spin::new(config.spin);
     let ended = loop {
         if let Err(error) = serve_or_sleep(&mut *receiver, &*waiter, &mut spin, &mut session, &mut replies) {

@@ -19,16 +19,34 @@ pub trait RegionSource {
     fn dropped(&mut self, region: RegionId);
 }
 
+/// What a session shares with its guest.
+pub struct Sharing {
+    /// The memory with the rings.
+    pub arena: Arc<dyn Mapping>,
+    /// Where more comes from.
+    pub regions: Box<dyn RegionSource>,
+}
+
 /// A session's regions.
 pub struct Regions {
+    arena: Option<Shared>,
     source: Option<Box<dyn RegionSource>>,
     mapped: HashMap<RegionId, Shared>,
 }
 
 impl Regions {
-    /// Those that `source` makes; none at all without one.
-    pub fn new(source: Option<Box<dyn RegionSource>>) -> Self {
-        Self { source, mapped: HashMap::new() }
+    /// Those of a session that shares memory with its guest; none at all for one that does not.
+    pub fn new(sharing: Option<Sharing>) -> Self {
+        let (arena, source) = sharing.map(|sharing| (Shared::new(sharing.arena), sharing.regions)).unzip();
+        Self { arena, source, mapped: HashMap::new() }
+    }
+
+    /// Has the driver of a CUDA back-end know the arena, so that uploads out of it need no detour. Possible from the first
+    /// buffer on, and done once.
+    pub fn pin_arena(&self) {
+        if let Some(arena) = &self.arena {
+            arena.span(0, 0);
+        }
     }
 
     /// Adds a region.

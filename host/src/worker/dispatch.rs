@@ -1,9 +1,9 @@
 //! From a message to ggml and back: bytes → request → validated → done → answered.
 
-use super::objects::{DefinedGraph, Objects};
+use super::objects::{DefinedGraph, Objects, Stream};
 use super::regions::Regions;
 use super::stats::Stats;
-use crate::ggml::{Backend, Buffer, Event, Graph, Invalid, Library, Place, ValidGraph};
+use crate::ggml::{Backend, Buffer, Event, Graph, Invalid, Library, Place, Span, ValidGraph};
 use ferry_protocol::calls::{CallCode, Manner};
 use ferry_protocol::channel::{Broken, Interest, Payload, Sender, Waiter};
 use ferry_protocol::frame::{Flags, Header};
@@ -343,39 +343,40 @@ impl Session {
     }
 
     fn set_from_region(&mut self, transfer: &RegionTransfer, stream: StreamId) -> Result<Answer, Refusal> {
-        let RegionTransfer { range, at, region, .. } = transfer;
-        self.settle(range.tensor.buffer, stream);
-        contains(&self.place_while_computing(range.tensor)?, range)?;
-        let Some(shared) = self.regions.get(*region) else { return no_region(*region) };
-        let Some(span) = shared.span(*at, range.size) else { return not_in_region(*region, *at, range.size) };
-        self.stats.bytes_shared += range.size;
-        let (buffer, stream) = self.objects.buffer_and_stream(range.tensor.buffer, stream);
-        let Some(place) = buffer.and_then(|buffer| buffer.place(range.tensor)) else {
-            return no_buffer(range.tensor.buffer);
-        };
-        match stream {
-            Some(stream) => stream.write_shared(&place, span, range.offset),
-            None => place.set_shared(span, range.offset),
+        let offset = transfer.range.offset;
+        match self.ends_of(transfer, stream)? {
+            (place, Some(stream), span) => stream.write_shared(&place, span, offset),
+            (place, None, span) => place.set_shared(span, offset),
         }
         Ok(Answer::Done)
     }
 
     fn get_into_region(&mut self, transfer: &RegionTransfer, stream: StreamId) -> Result<Answer, Refusal> {
+        let offset = transfer.range.offset;
+        match self.ends_of(transfer, stream)? {
+            (place, Some(stream), span) => stream.read_shared(&place, span, offset),
+            (place, None, span) => place.get_shared(span, offset),
+        }
+        Ok(Answer::Done)
+    }
+
+    /// Both ends of a transfer, and the stream that keeps it in order; without one, nothing is computing any more.
+    fn ends_of(
+        &mut self,
+        transfer: &RegionTransfer,
+        stream: StreamId,
+    ) -> Result<(Place<'_>, Option<&mut Stream>, Span<'_>), Refusal> {
         let RegionTransfer { range, at, region, .. } = transfer;
-        contains(&self.place_while_computing(range.tensor)?, range)?;
         self.settle(range.tensor.buffer, stream);
+        contains(&self.place_while_computing(range.tensor)?, range)?;
         let Some(shared) = self.regions.get(*region) else { return no_region(*region) };
         let Some(span) = shared.span(*at, range.size) else { return not_in_region(*region, *at, range.size) };
         self.stats.bytes_shared += range.size;
         let (buffer, stream) = self.objects.buffer_and_stream(range.tensor.buffer, stream);
-        let Some(place) = buffer.and_then(|buffer| buffer.place(range.tensor)) else {
-            return no_buffer(range.tensor.buffer);
-        };
-        match stream {
-            Some(stream) => stream.read_shared(&place, span, range.offset),
-            None => place.get_shared(span, range.offset),
+        match buffer.and_then(|buffer| buffer.place(range.tensor)) {
+            Some(place) => Ok((place, stream, span)),
+            None => no_buffer(range.tensor.buffer),
         }
-        Ok(Answer::Done)
     }
 
     /// Waits for everything, unless `stream` keeps what is done with `buffer` in order.

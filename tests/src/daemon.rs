@@ -38,6 +38,10 @@ pub struct Session {
     pub graphs_patched: u64,
     /// Bytes that crossed by reference, in memory that both see.
     pub bytes_shared: u64,
+    /// The most bytes of buffers that the guest had.
+    pub buffer_bytes_max: u64,
+    /// Bytes of the worker's own memory at its end.
+    pub own_bytes: u64,
     /// Times that the worker woke its guest.
     pub doorbells: u64,
     /// Calls that failed.

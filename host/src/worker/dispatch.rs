@@ -122,8 +122,11 @@ impl Session {
         match request {
             Request::AllocBuffer(alloc) => self.alloc_buffer(alloc),
             Request::FreeBuffer(id) => match self.objects.free_buffer(id) {
-                true => Ok(Answer::Done),
-                false => no_buffer(id),
+                Some(bytes) => {
+                    self.stats.buffer_bytes -= bytes;
+                    Ok(Answer::Done)
+                }
+                None => no_buffer(id),
             },
             Request::ClearBuffer(clear) => {
                 self.with_buffer(clear.buffer, |buffer| buffer.clear(clear.value as u8))
@@ -261,7 +264,11 @@ impl Session {
         self.regions.pin_arena();
         let size = buffer.size();
         match self.objects.add_buffer(buffer) {
-            Some(buffer) => Ok(Answer::Bytes(bytemuck::bytes_of(&Allocated { buffer, size }).to_vec())),
+            Some(buffer) => {
+                self.stats.buffer_bytes += size;
+                self.stats.buffer_bytes_max = self.stats.buffer_bytes_max.max(self.stats.buffer_bytes);
+                Ok(Answer::Bytes(bytemuck::bytes_of(&Allocated { buffer, size }).to_vec()))
+            }
             None => refuse(Status::LIMIT, "too many buffers in this session"),
         }
     }

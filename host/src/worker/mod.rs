@@ -47,6 +47,7 @@ pub fn serve(
         }
     };
     (session.stats.doorbells, session.stats.waits) = counters.read();
+    session.stats.measure_memory();
     if let Some(path) = &config.stats {
         session.stats.append_to(path).with_context(|| format!("cannot write {}", path.display()))?;
     }
@@ -57,6 +58,8 @@ pub fn serve(
                 client_pid = config.client_pid,
                 graphs = stats.graphs,
                 nodes = stats.nodes,
+                buffer_bytes_max = stats.buffer_bytes_max,
+                own_bytes = stats.own_bytes,
                 "session ended"
             );
             Ok(())

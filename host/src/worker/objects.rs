@@ -137,11 +137,9 @@ impl Objects {
         (BufferId::new(id.slot(), slot.generation) == id).then_some(slot.buffer.as_ref()).flatten()
     }
 
-    /// Drops a buffer and every graph that names it; whether there was one.
-    pub fn free_buffer(&mut self, id: BufferId) -> bool {
-        if self.buffer(id).is_none() {
-            return false;
-        }
+    /// Drops a buffer and every graph that names it; its bytes, if there was one.
+    pub fn free_buffer(&mut self, id: BufferId) -> Option<u64> {
+        let bytes = self.buffer(id)?.size();
         self.synchronize_all();
         for entry in &mut self.graphs {
             if entry
@@ -153,7 +151,7 @@ impl Objects {
         }
         self.buffers[id.slot() as usize].buffer = None;
         self.free_buffers.push(id.slot());
-        true
+        Some(bytes)
     }
 
     /// Keeps a backend instance; `None` if there are too many.

@@ -28,6 +28,13 @@ pub struct Stats {
     pub bytes_shared: u64,
     /// Bytes of payload sent.
     pub bytes_out: u64,
+    /// Bytes of all buffers that the guest has.
+    pub buffer_bytes: u64,
+    /// The most that it had.
+    pub buffer_bytes_max: u64,
+    /// Bytes of this process's memory at the end, in RAM and its own: without what it shares with the guest. The driver's
+    /// context is in it, and with a CPU back-end the buffers are.
+    pub own_bytes: u64,
     /// Times that the worker woke the guest.
     pub doorbells: u64,
     /// Times that the worker slept.
@@ -37,6 +44,11 @@ pub struct Stats {
 }
 
 impl Stats {
+    /// Looks how much memory this process has.
+    pub fn measure_memory(&mut self) {
+        self.own_bytes = own_bytes().unwrap_or_default();
+    }
+
     /// Appends the counters to `path` as one line of JSON, in one write: workers share the file.
     pub fn append_to(&self, path: &Path) -> std::io::Result<()> {
         let mut line = serde_json::to_string(self)?;
@@ -44,4 +56,14 @@ impl Stats {
         let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
         file.write_all(line.as_bytes())
     }
+}
+
+/// Anonymous memory and files that this process has in RAM, as Linux tells; shared memory is neither.
+fn own_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let kib = |field: &str| -> Option<u64> {
+        let line = status.lines().find_map(|line| line.strip_prefix(field))?;
+        line.trim().strip_suffix(" kB")?.parse().ok()
+    };
+    Some((kib("RssAnon:")? + kib("RssFile:")?) << 10)
 }

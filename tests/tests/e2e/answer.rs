@@ -40,6 +40,12 @@ fn logits_are_bit_equal_to_the_native_ones() {
     assert_eq!(ferry.stdout, bed.native(TOKENS));
     let session = &daemon.sessions(1).unwrap()[0];
     assert_eq!(session.graphs, u64::from(TOKENS));
+    // Its weights are on the host; beyond what the guest asked for there is little.
+    assert!(session.buffer_bytes_max >= 80 << 20, "{session:?}");
+    assert!(
+        session.own_bytes > 1 << 20 && session.own_bytes <= session.buffer_bytes_max + (44 << 20),
+        "{session:?}"
+    );
     // The host wrote them where the program reads them: 49,152 of 4 bytes each time.
     assert!(session.bytes_shared >= u64::from(TOKENS) * 49_152 * 4, "{session:?}");
 }

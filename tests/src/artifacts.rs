@@ -120,6 +120,14 @@ impl Store {
         self.built(&self.manifest.llama, &build::LLAMA)
     }
 
+    /// The same build with upstream's longer suites and its server beside its programs.
+    pub fn llama_suites(&self) -> Result<LlamaBuild> {
+        let plain = self.llama()?;
+        let suites = self.built(&self.manifest.llama, &build::LLAMA_SUITES)?;
+        build::link_missing(&plain.bin, &suites.bin)?;
+        Ok(suites)
+    }
+
     /// The same CPU back-end with weight repacking, beside the same programs.
     pub fn llama_repacked(&self) -> Result<LlamaBuild> {
         let plain = self.llama()?;

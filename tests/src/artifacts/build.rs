@@ -20,6 +20,8 @@ const BUILD_TIMEOUT: Duration = Duration::from_secs(3600);
 /// What is built from a source tree.
 pub struct Recipe {
     name: &'static str,
+    /// The folder of its objects. Recipes with the same flags may share one.
+    work: &'static str,
     flags: &'static [&'static str],
     cpu: Cpu,
     targets: &'static [&'static str],
@@ -39,7 +41,8 @@ enum Cpu {
 /// this is the same computation (llama.cpp repacks some weight types where its own CPU buffers allow it).
 pub const LLAMA: Recipe = Recipe {
     name: "llama",
-    flags: &["-DGGML_CPU_REPACK=OFF", "-DGGML_RPC=ON", "-DLLAMA_BUILD_TESTS=ON", "-DLLAMA_BUILD_TOOLS=ON"],
+    work: "llama",
+    flags: LLAMA_FLAGS,
     cpu: Cpu::Host,
     targets: &[
         "ggml-cpu",
@@ -52,9 +55,27 @@ pub const LLAMA: Recipe = Recipe {
     ],
 };
 
+/// What only the long suite runs, of the same build: it goes on from the other's objects.
+pub const LLAMA_SUITES: Recipe = Recipe {
+    name: "llama-suites",
+    work: "llama",
+    flags: LLAMA_FLAGS,
+    cpu: Cpu::Host,
+    targets: &["test-llama-archs", "llama-perplexity", "llama-server"],
+};
+
+const LLAMA_FLAGS: &[&str] = &[
+    "-DGGML_CPU_REPACK=OFF",
+    "-DGGML_RPC=ON",
+    "-DLLAMA_BUILD_TESTS=ON",
+    "-DLLAMA_BUILD_TOOLS=ON",
+    "-DLLAMA_BUILD_SERVER=ON",
+];
+
 /// Only the CPU back-end, as llama.cpp ships it: for the "repacked" figure.
 pub const LLAMA_REPACKED: Recipe = Recipe {
     name: "llama-repacked",
+    work: "llama-repacked",
     flags: &[
         "-DGGML_CPU_REPACK=ON",
         "-DLLAMA_BUILD_COMMON=OFF",
@@ -68,6 +89,7 @@ pub const LLAMA_REPACKED: Recipe = Recipe {
 /// Only the CPU back-end, for a guest's emulated CPU.
 pub const LLAMA_EMULATED: Recipe = Recipe {
     name: "llama-emulated",
+    work: "llama-emulated",
     flags: &[
         "-DGGML_CPU_REPACK=OFF",
         "-DLLAMA_BUILD_COMMON=OFF",
@@ -82,6 +104,7 @@ pub const LLAMA_EMULATED: Recipe = Recipe {
 /// compiled quickly rather than well, which halves the build.
 pub const LLAMA_NEXT: Recipe = Recipe {
     name: "llama-next",
+    work: "llama-next",
     flags: &[
         "-DGGML_CPU_REPACK=OFF",
         "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",
@@ -106,7 +129,6 @@ const COMMON_FLAGS: &[&str] = &[
     "-DLLAMA_CURL=OFF",
     "-DLLAMA_OPENSSL=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
-    "-DLLAMA_BUILD_SERVER=OFF",
     "-DLLAMA_BUILD_APP=OFF",
     "-DLLAMA_BUILD_UI=OFF",
 ];
@@ -141,7 +163,7 @@ pub fn ensure(store: &Path, source: &Path, source_hash: &str, recipe: &Recipe) -
         return Ok(built);
     }
     system::require(&[system::CMAKE, system::NINJA, system::CXX, system::CC])?;
-    let work = store.join("build").join(recipe.name);
+    let work = store.join("build").join(recipe.work);
     fs::create_dir_all(&work).with_context(|| format!("making {}", work.display()))?;
     configure(source, &work, &configuration, recipe)?;
     compile(&work, recipe)?;
@@ -149,8 +171,6 @@ pub fn ensure(store: &Path, source: &Path, source_hash: &str, recipe: &Recipe) -
         copy_products(&work.join("bin"), temporary)?;
         Ok(fs::write(temporary.join("STAMP"), &stamp)?)
     })?;
-    // The objects have done their work; an interrupted build would have kept them and gone on.
-    fs::remove_dir_all(&work).with_context(|| format!("removing {}", work.display()))?;
     Ok(built)
 }
 

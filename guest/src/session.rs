@@ -105,6 +105,8 @@ pub struct Session {
     spin: Mutex<Spin>,
     /// Counts buffers that were freed: a graph that was checked before names only live buffers while it stands still.
     buffers_freed: AtomicU64,
+    /// Graphs whose nodes were put in the order that the host prefers.
+    reorderings: AtomicU64,
     graph_slots: FreeSlots,
     event_slots: FreeSlots,
     /// One region is made at a time; `None` on a transport without.
@@ -130,6 +132,7 @@ impl Session {
             fork_said: AtomicBool::new(false),
             spin: Mutex::new(Spin::new(spin_max())),
             buffers_freed: AtomicU64::new(0),
+            reorderings: AtomicU64::new(0),
             graph_slots: FreeSlots::new(GRAPHS_PER_SESSION_MAX),
             event_slots: FreeSlots::new(EVENTS_PER_SESSION_MAX),
             regions: Mutex::new(regions),
@@ -452,12 +455,19 @@ impl Session {
         }
     }
 
+    /// Counts a graph whose nodes were put in the order that the host prefers.
+    pub fn note_reordering(&self) {
+        // Relaxed: a counter for people.
+        self.reorderings.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Appends what this session did to a file, as one line of JSON.
     fn append_stats(&self, path: &Path) {
         let ((doorbells, waits), messages) = (self.counters.read(), lock(&self.outbox).last);
-        let pid = std::process::id();
+        let (pid, reorderings) = (std::process::id(), self.reorderings.load(Ordering::Relaxed));
         let line = format!(
-            "{{\"guest_pid\":{pid},\"messages\":{messages},\"doorbells\":{doorbells},\"waits\":{waits}}}\n"
+            "{{\"guest_pid\":{pid},\"messages\":{messages},\"doorbells\":{doorbells},\"waits\":{waits},\
+             \"reorderings\":{reorderings}}}\n"
         );
         let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
         if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {

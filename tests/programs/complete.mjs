@@ -1,19 +1,20 @@
 // Greedy completion with node-llama-cpp, one line a token: what `decode` is in C.
 //
-//   node complete.mjs MODEL LAYERS COUNT
+//   node complete.mjs MODEL LAYERS COUNT [GPU]
 //
-// Run with node-llama-cpp's folder as working directory. LAYERS: 0 for the CPU, 99 for the first GPU, which is ours.
+// Run with node-llama-cpp's folder as working directory. LAYERS: 0 for the CPU, 99 for the GPUs, ours among them.
+// GPU: which back-end the package of libraries has beside the CPU's; none if it is not given.
 // Prints "token INDEX ID"; on standard error "devices: [...]", the GPUs that ggml has, and everything that llama.cpp logs.
 
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
 
-const [model, layers, count] = process.argv.slice(2);
+const [model, layers, count, gpu] = process.argv.slice(2);
 const entry = createRequire(`${process.cwd()}/`).resolve("node-llama-cpp");
 const { getLlama, LlamaLogLevel } = await import(pathToFileURL(entry));
 
 const llama = await getLlama({
-    gpu: false, // of the packages of libraries, the one without a GPU back-end
+    gpu: gpu ?? false, // which of the packages of libraries
     build: "never",
     progressLogs: false,
     logLevel: LlamaLogLevel.debug,

@@ -59,6 +59,8 @@ struct Manifest {
     gemma: Vec<Pin>,
     /// Prebuilt releases of llama.cpp, the oldest first.
     node: Vec<Pin>,
+    /// The newest of them with the Vulkan back-end.
+    node_vulkan: Pin,
 }
 
 impl Manifest {
@@ -162,6 +164,14 @@ impl Store {
         npm::ensure(&self.root, &self.unpacked(pin)?, pin)
     }
 
+    /// The newest of these releases with the Vulkan back-end, and a CPU that is a Vulkan device.
+    pub fn node_vulkan(&self) -> Result<NodeBuild> {
+        let _lock = self.lock()?;
+        system::require(&[system::LAVAPIPE])?;
+        let pin = &self.manifest.node_vulkan;
+        npm::ensure(&self.root, &self.unpacked(pin)?, pin)
+    }
+
     fn built(&self, pin: &Pin, recipe: &build::Recipe) -> Result<LlamaBuild> {
         let _lock = self.lock()?;
         let source = self.unpacked(pin)?;
@@ -234,8 +244,8 @@ mod tests {
     #[test]
     fn the_manifest_pins_what_the_store_needs() {
         let manifest = Manifest::load().unwrap();
-        let single = [&manifest.llama, &manifest.llama_next, &manifest.model];
-        for pin in single.into_iter().chain(&manifest.gemma) {
+        let single = [&manifest.llama, &manifest.llama_next, &manifest.model, &manifest.node_vulkan];
+        for pin in single.into_iter().chain(&manifest.gemma).chain(&manifest.node) {
             assert_eq!(pin.sha256.len(), 64, "{}", pin.package);
             assert!(pin.file.contains(&pin.package_version), "{}", pin.package);
         }

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use tempfile::TempDir;
 
+use crate::llama::VULKAN_DEVICES;
 use crate::process::{self, Running};
 use crate::{checkout, interrupt, procfs};
 
@@ -36,6 +37,12 @@ pub struct Session {
     pub graphs_defined: u64,
     /// Graphs of which only what changed was sent.
     pub graphs_patched: u64,
+    /// Graphs that the back-end was asked the best order of.
+    pub optimizations: u64,
+    /// Graphs that it would have in another order.
+    pub reorderings: u64,
+    /// Events recorded.
+    pub events: u64,
     /// Bytes that crossed by reference, in memory that both see.
     pub bytes_shared: u64,
     /// The most bytes of buffers that the guest had.
@@ -118,6 +125,15 @@ impl Daemon {
             for machine in 0..machines {
                 command.arg("--vhost-user").arg(machine_socket(dir, machine));
             }
+            Ok(command)
+        })
+    }
+
+    /// Starts one on so many Vulkan devices, all of them the first one of this machine. That one may be a CPU, which ggml
+    /// passes by unless it is told its number.
+    pub fn start_vulkan(ggml_dir: &Path, devices: usize) -> Result<Self> {
+        Self::launch(ggml_dir, "vulkan", |mut command, _| {
+            command.env(VULKAN_DEVICES.0, vec![VULKAN_DEVICES.1; devices].join(","));
             Ok(command)
         })
     }

@@ -19,6 +19,9 @@ pub const THREADS: &str = "2";
 /// The plug-in's first device, as llama.cpp names it.
 pub const FERRY_DEVICE: &str = "Ferry0";
 
+/// The variable that has ggml's Vulkan back-end use a device whatever it is, and the first device's number.
+pub const VULKAN_DEVICES: (&str, &str) = ("GGML_VK_VISIBLE_DEVICES", "0");
+
 /// Where a program computes.
 #[derive(Debug, Clone)]
 pub enum Device {
@@ -48,7 +51,10 @@ impl Device {
 
     /// Sets the environment in which ggml finds this device, and no other of ours.
     pub fn environment<'a>(&self, command: &'a mut Command) -> Result<&'a mut Command> {
-        command.env_remove("GGML_BACKEND_PATH").env_remove("FERRY_SOCKET");
+        command.env_remove("GGML_BACKEND_PATH").env_remove("FERRY_SOCKET").env_remove(VULKAN_DEVICES.0);
+        if matches!(self, Self::Own(name) if name.starts_with("Vulkan")) {
+            command.env(VULKAN_DEVICES.0, VULKAN_DEVICES.1);
+        }
         if let Self::Ferry(socket) | Self::Chosen(socket) = self {
             command.env("GGML_BACKEND_PATH", &checkout::binaries()?.plugin).env("FERRY_SOCKET", socket);
         }

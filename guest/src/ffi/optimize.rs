@@ -73,6 +73,7 @@ impl Optimizer {
                 return;
             }
             order.copy_from_slice(&reordered);
+            session.note_reordering();
         }
         if registry().base.generation != Generation::G3 || params.is_null() {
             return;

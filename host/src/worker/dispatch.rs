@@ -184,6 +184,7 @@ impl Session {
             Request::EventRecord(id) => match self.objects.event_and_stream(id, header.stream) {
                 Some((event, stream, true)) => {
                     event.record(&stream.backend);
+                    self.stats.events += 1;
                     Ok(Answer::Done)
                 }
                 Some(_) => refuse(Status::INVALID, "an event of another device"),
@@ -219,15 +220,7 @@ impl Session {
                 Ok(Answer::Done)
             }
             Request::Exec(id) => self.exec(id, header.stream),
-            Request::GraphOptimize(tables) => {
-                let Some(stream) = self.objects.stream(header.stream) else {
-                    return no_stream(header.stream);
-                };
-                match stream.backend.optimize(&tables) {
-                    Some(optimized) => Ok(Answer::Bytes(optimized.encode())),
-                    None => refuse(Status::INVALID, "this is no graph without places"),
-                }
-            }
+            Request::GraphOptimize(tables) => self.optimize(&tables, header.stream),
             Request::SupportsOp(device, records) => {
                 let device = self.device(device)?;
                 let supported = self.library.supports_op(device, &records).unwrap_or(false);
@@ -453,6 +446,16 @@ impl Session {
         self.stats.graphs_patched += 1;
         self.objects.define(defined);
         Ok(Answer::Done)
+    }
+
+    fn optimize(&mut self, tables: &GraphTables, stream: StreamId) -> Result<Answer, Refusal> {
+        let Some(Stream { backend, .. }) = self.objects.stream(stream) else { return no_stream(stream) };
+        let Some(optimized) = backend.optimize(tables) else {
+            return refuse(Status::INVALID, "this is no graph without places");
+        };
+        self.stats.optimizations += 1;
+        self.stats.reorderings += u64::from(!optimized.order.is_empty());
+        Ok(Answer::Bytes(optimized.encode()))
     }
 
     fn exec(&mut self, id: GraphId, stream: StreamId) -> Result<Answer, Refusal> {

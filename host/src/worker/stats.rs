@@ -18,6 +18,12 @@ pub struct Stats {
     pub graphs_defined: u64,
     /// Graphs patched.
     pub graphs_patched: u64,
+    /// Graphs that the back-end was asked the best order of.
+    pub optimizations: u64,
+    /// Graphs that it would have in another order.
+    pub reorderings: u64,
+    /// Events recorded.
+    pub events: u64,
     /// Graphs computed.
     pub graphs: u64,
     /// Nodes of the graphs that were computed, each time that they were.

@@ -17,8 +17,8 @@ use crate::progress::Step;
 
 /// Some two hundred small packages.
 const INSTALL_TIMEOUT: Duration = Duration::from_secs(600);
-/// Where node-llama-cpp looks for the libraries, of its own folder.
-const PACKAGE: &str = "node_modules/@node-llama-cpp/linux-x64";
+/// What the packages of libraries begin with; a GPU back-end's name follows where there is one in it.
+const PLATFORM: &str = "linux-x64";
 /// The variants of the CPU back-end to keep. Those for newer CPUs give weights a layout of their own where they may (for
 /// AMX, say), which a buffer behind a channel cannot have: another computation, whose rounding differs.
 const VARIANTS: [&str; 3] = ["x64", "sse42", "haswell"];
@@ -32,19 +32,24 @@ pub struct NodeBuild {
     pub bin: PathBuf,
     /// The folder in which `import "node-llama-cpp"` finds the JavaScript that fits them.
     pub client: PathBuf,
+    /// The GPU back-end among the libraries, as node-llama-cpp names it.
+    pub gpu: Option<String>,
 }
 
 /// The release whose package was unpacked to `package`, with its client installed.
 pub fn ensure(store: &Path, package: &Path, pin: &Pin) -> Result<NodeBuild> {
     system::require(&[system::NODE, system::NPM])?;
-    let client = store.join("node").join(format!("{}-{}", pin.version, pin.package_version));
+    let (_, libraries) = pin.package.split_once('/').context("a package without a scope")?;
+    let gpu = libraries.strip_prefix(PLATFORM).and_then(|rest| rest.strip_prefix('-'));
+    let suffix = gpu.map_or_else(String::new, |gpu| format!("-{gpu}"));
+    let client = store.join("node").join(format!("{}-{}{suffix}", pin.version, pin.package_version));
     if !client.exists() {
         let step = Step::begin(format!("installing node-llama-cpp {} with npm", pin.package_version));
         replace_dir(&client, |into| install(into, package, pin))?;
         step.done();
     }
-    let bin = client.join(PACKAGE).join("bins/linux-x64");
-    Ok(NodeBuild { release: pin.version.clone(), bin, client })
+    let bin = client.join("node_modules").join(&pin.package).join("bins").join(libraries);
+    Ok(NodeBuild { release: pin.version.clone(), bin, client, gpu: gpu.map(Into::into) })
 }
 
 fn install(into: &Path, package: &Path, pin: &Pin) -> Result<()> {
@@ -54,7 +59,8 @@ fn install(into: &Path, package: &Path, pin: &Pin) -> Result<()> {
     npm.args(["install", "--silent", "--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund"]);
     npm.arg(format!("node-llama-cpp@{}", pin.package_version)).current_dir(into);
     process::run(&mut npm, INSTALL_TIMEOUT)?.success().context("installing node-llama-cpp")?;
-    copy_package(package, &into.join(PACKAGE)).with_context(|| format!("copying {}", package.display()))
+    copy_package(package, &into.join("node_modules").join(&pin.package))
+        .with_context(|| format!("copying {}", package.display()))
 }
 
 fn copy_package(from: &Path, into: &Path) -> Result<()> {

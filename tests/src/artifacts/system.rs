@@ -31,6 +31,9 @@ pub const NINJA: Need = Need { probe: &["ninja", "--version"], package: "ninja-b
 pub const CXX: Need = Need { probe: &["c++", "--version"], package: "g++" };
 /// The C compiler.
 pub const CC: Need = Need { probe: &["cc", "--version"], package: "gcc" };
+/// Mesa's Vulkan device on a CPU, and the loader that finds it.
+pub const LAVAPIPE: Need =
+    Need { probe: &["sh", "-c", "ls /usr/share/vulkan/icd.d/lvp_icd*.json"], package: "mesa-vulkan-drivers" };
 /// Counts instructions.
 pub const VALGRIND: Need = Need { probe: &["valgrind", "--version"], package: "valgrind" };
 

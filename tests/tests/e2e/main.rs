@@ -16,3 +16,4 @@ mod plugin;
 mod regions;
 mod sharing;
 mod testbed;
+mod vulkan;

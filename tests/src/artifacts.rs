@@ -59,6 +59,8 @@ struct Manifest {
     gemma: Vec<Pin>,
     /// Prebuilt releases of llama.cpp, the oldest first.
     node: Vec<Pin>,
+    /// One that is too old for the plug-in.
+    node_too_old: Pin,
     /// The newest of them with the Vulkan back-end.
     node_vulkan: Pin,
 }
@@ -161,6 +163,13 @@ impl Store {
         let pin = self.manifest.node.iter().find(|pin| pin.version == release);
         let pin = pin.with_context(|| format!("artifacts.toml has no release {release}"))?;
         let _lock = self.lock()?;
+        npm::ensure(&self.root, &self.unpacked(pin)?, pin)
+    }
+
+    /// A release from before the plug-in's oldest: of June 2025.
+    pub fn node_too_old(&self) -> Result<NodeBuild> {
+        let _lock = self.lock()?;
+        let pin = &self.manifest.node_too_old;
         npm::ensure(&self.root, &self.unpacked(pin)?, pin)
     }
 

@@ -168,6 +168,10 @@ impl Base {
         // SAFETY: a variadic function of this type in every ggml (`ggml_log_internal`), where it is exported.
         let log = unsafe { lookup.function::<Log>(c"ggml_log_internal") };
         let _ = LOG.set(log.ok());
+        // Of all that is needed, this came last, in July 2025: what lacks it is told so, rather than that something about
+        // it is unknown.
+        // SAFETY: it has this type in ggml's headers, unchanged since then.
+        let glu_op_name = unsafe { lookup.function(c"ggml_glu_op_name")? };
         let generation = super::layout::generation(lookup)?;
         let has_uid = !lookup.find(c"ggml_graph_next_uid").is_null();
         super::layout::check_graph(lookup)?;
@@ -184,7 +188,7 @@ impl Base {
                 cpu_buffer_from_ptr: lookup.function(c"ggml_backend_cpu_buffer_from_ptr")?,
                 op_name: lookup.function(c"ggml_op_name")?,
                 unary_op_name: lookup.function(c"ggml_unary_op_name")?,
-                glu_op_name: lookup.function(c"ggml_glu_op_name")?,
+                glu_op_name,
                 blck_size: lookup.function(c"ggml_blck_size")?,
                 type_size: lookup.function(c"ggml_type_size")?,
                 ops: [const { AtomicU32::new(UNASKED) }; OPS_MAX],

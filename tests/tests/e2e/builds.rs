@@ -14,6 +14,8 @@ use crate::testbed::run;
 /// Of back-end API 1, and of the first API 2 (August and December 2025).
 const OLD: [&str; 2] = ["b6133", "b7347"];
 const TOKENS: u32 = 24;
+/// Enough to see that a program goes on.
+const SOME_TOKENS: u32 = 4;
 
 #[test]
 fn a_release_of_2025_answers_in_node_as_on_its_own_cpu() {
@@ -31,6 +33,19 @@ fn a_release_of_2025_answers_in_node_as_on_its_own_cpu() {
         // A token of this model has some nine hundred nodes.
         assert!(session.nodes > u64::from(TOKENS) * 500, "{release}: {session:?}");
     }
+}
+
+#[test]
+fn a_release_that_is_too_old_is_told_so_and_goes_on_without_a_device() {
+    let store = Store::open().unwrap();
+    let (build, model) = (store.node_too_old().unwrap(), store.model().unwrap());
+    let daemon = Daemon::start(&store.llama().unwrap().bin).unwrap();
+    let finished =
+        run(&mut node::complete(&build, &model, &Device::Ferry(daemon.socket()), SOME_TOKENS).unwrap());
+    assert_eq!(finished.stdout.lines().count(), SOME_TOKENS as usize, "{}", finished.tail());
+    let ours: Vec<&str> = finished.stderr.lines().filter(|line| line.starts_with("ferry: ")).collect();
+    assert!(matches!(ours[..], [line] if line.contains("llama.cpp since July 2025")), "{ours:?}");
+    assert!(finished.stderr.contains("devices: []"), "{}", finished.tail());
 }
 
 /// What `meaning` says of each of its cases, with one release's ggml in the guest and another's on the host.

@@ -203,7 +203,34 @@ unsafe extern "C" fn get_proc_address(_: Handle, name: *const c_char) -> *mut c_
         // SAFETY: ggml passes a terminated string.
         match unsafe { CStr::from_ptr(name) }.to_bytes() {
             b"ggml_backend_set_n_threads" => super::backend::set_n_threads as *mut c_void,
+            b"ggml_backend_get_features" => get_features as *mut c_void,
             _ => std::ptr::null_mut(),
         }
     })
+}
+
+/// `struct ggml_backend_feature`.
+#[repr(C)]
+struct Feature {
+    name: *const c_char,
+    value: *const c_char,
+}
+
+// SAFETY: what it points to are constants.
+unsafe impl Sync for Feature {}
+
+const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+    Ok(version) => version,
+    Err(_) => panic!("a version has no zero in it"),
+};
+
+/// What llama.cpp prints among what it knows of the system; an absent name ends it.
+static FEATURES: [Feature; 2] = [
+    Feature { name: c"VERSION".as_ptr(), value: VERSION.as_ptr() },
+    Feature { name: std::ptr::null(), value: std::ptr::null() },
+];
+
+/// `ggml_backend_get_features`: a report of a problem says by it that we were there, and which one.
+unsafe extern "C" fn get_features(_: Handle) -> *const Feature {
+    FEATURES.as_ptr()
 }

@@ -22,6 +22,7 @@ fn a_greedy_completion_is_the_native_one_and_every_node_ran_in_the_worker() {
     let ferry = completion.run(&bed.llama, &Device::Ferry(daemon.socket())).unwrap();
     assert!(native.stdout.len() > prompt.len() + TOKENS as usize, "{}", native.tail());
     assert_eq!(ferry.stdout, native.stdout);
+    assert!(ferry.stderr.contains("Ferry : VERSION = "), "{}", ferry.tail());
 
     let sessions = daemon.sessions(1).unwrap();
     let nodes = llama::graph_nodes(&native.stderr).unwrap();

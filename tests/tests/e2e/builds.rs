@@ -9,7 +9,7 @@ use ferry_tests::daemon::Daemon;
 use ferry_tests::llama::{Device, FERRY_DEVICE};
 use ferry_tests::{node, programs};
 
-use crate::testbed::run;
+use crate::testbed::{Testbed, run};
 
 /// Of back-end API 1, and of the first API 2 (August and December 2025).
 const OLD: [&str; 2] = ["b6133", "b7347"];
@@ -33,6 +33,24 @@ fn a_release_of_2025_answers_in_node_as_on_its_own_cpu() {
         // A token of this model has some nine hundred nodes.
         assert!(session.nodes > u64::from(TOKENS) * 500, "{release}: {session:?}");
     }
+}
+
+/// Python opens libraries with RTLD_LOCAL: the plug-in finds its ggml all the same, and no other.
+#[test]
+fn python_gets_the_native_answer_from_libraries_that_it_opened_for_itself() {
+    let bed = Testbed::new();
+    let daemon = Daemon::start(&bed.llama.bin).unwrap();
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/decode.py");
+    let mut command = Command::new("python3");
+    Device::Ferry(daemon.socket()).environment(&mut command).unwrap();
+    command.arg(program).arg(&bed.llama.bin).arg(&bed.model).args([FERRY_DEVICE, &TOKENS.to_string()]);
+    let finished = run(&mut command);
+    let devices: Vec<&str> =
+        finished.stderr.lines().filter_map(|line| line.strip_prefix("device ")).collect();
+    assert!(devices.contains(&FERRY_DEVICE) && devices.contains(&"CPU"), "{devices:?}");
+    assert_eq!(finished.stdout, bed.native(TOKENS));
+    let session = &daemon.sessions(1).unwrap()[0];
+    assert_eq!((session.graphs, session.failures), (u64::from(TOKENS), 0), "{session:?}");
 }
 
 #[test]

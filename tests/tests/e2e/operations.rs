@@ -39,3 +39,20 @@ fn a_view_of_the_programs_own_memory_is_no_part_of_the_hosts_work() {
     assert_eq!(run(command.arg(&bed.llama.bin).arg(FERRY_DEVICE)).stdout, "10\n");
     assert_eq!(daemon.sessions(1).unwrap()[0].nodes, 1);
 }
+
+#[test]
+fn tensors_beyond_4_gib_and_those_without_a_byte_are_the_native_ones() {
+    let bed = Testbed::new();
+    let daemon = Daemon::start(&bed.llama.bin).unwrap();
+    let program = programs::compile("large", &bed.llama, bed.dir()).unwrap();
+    let read = |device: &Device, name: &str| {
+        let mut command = Command::new(&program);
+        device.environment(&mut command).unwrap();
+        run(command.arg(&bed.llama.bin).arg(name)).stdout
+    };
+    let ferry = read(&Device::Ferry(daemon.socket()), FERRY_DEVICE);
+    assert_eq!(ferry, read(&Device::Cpu, "CPU"));
+    assert_eq!(ferry.lines().count(), 16, "{ferry}");
+    let session = &daemon.sessions(1).unwrap()[0];
+    assert!(session.buffer_bytes_max > 4 << 30 && session.failures == 0, "{session:?}");
+}

@@ -488,7 +488,7 @@ fn failed_answer(inbox: &mut Inbox, header: Header, payload: Payload<'_>) {
         inbox,
         &format!("{}: {}: {}", header.call, header.status, String::from_utf8_lossy(&payload.to_vec())),
     );
-    if matches!(header.call, CallCode::READ | CallCode::GET_TENSOR | CallCode::GET_INTO_REGION) {
+    if header.call.reads() {
         inbox.failed_streams.push(header.stream);
     }
 }

@@ -91,6 +91,10 @@ calls! {
     RESET_BUFFER = 0x1a, Session, Posted, since 1;
     /// Says what a buffer is used for.
     SET_USAGE = 0x1b, Session, Posted, since 1;
+    /// Writes runs of bytes at equal distances into a tensor.
+    SET_TENSOR_2D = 0x1c, Session, Posted, since 1;
+    /// Reads runs of bytes at equal distances from a tensor.
+    GET_TENSOR_2D = 0x1d, Session, Awaited, since 1;
 
     /// Shares more memory: a region, for the guest's host buffers.
     ADD_REGION = 0x20, Session, Awaited, since 1;
@@ -157,6 +161,7 @@ impl CallCode {
                 | Self::INIT_TENSOR
                 | Self::MEMSET_TENSOR
                 | Self::SET_USAGE
+                | Self::SET_TENSOR_2D
                 | Self::SET_THREADS
                 | Self::EVENT_NEW
                 | Self::EVENT_RECORD
@@ -164,6 +169,11 @@ impl CallCode {
                 | Self::GRAPH_DEF
                 | Self::GRAPH_PATCH
         )
+    }
+
+    /// Whether it reads from a buffer.
+    pub fn reads(self) -> bool {
+        matches!(self, Self::READ | Self::GET_TENSOR | Self::GET_TENSOR_2D | Self::GET_INTO_REGION)
     }
 
     /// The row of this code, or `None` for a code that nobody defined.

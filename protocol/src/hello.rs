@@ -85,6 +85,8 @@ impl DeviceFlags {
     pub const EVENTS: Self = Self(4);
     /// Has an opinion on the order of a graph's nodes (GRAPH_OPTIMIZE).
     pub const OPTIMIZE: Self = Self(8);
+    /// Takes SET_TENSOR_2D and GET_TENSOR_2D.
+    pub const TRANSFERS_2D: Self = Self(16);
 
     /// Whether `bits` are all set.
     pub fn contains(self, bits: Self) -> bool {

@@ -16,6 +16,8 @@ pub const ARENA_BYTES_MAX: usize = 256 << 20;
 pub const STREAM_PAYLOAD_BYTES_MAX: usize = 4 << 20;
 /// Tensor data in one message: chunks of this size overlap the guest's copy with the host's.
 pub const DATA_CHUNK_BYTES: usize = 512 << 10;
+/// Runs of one 2d transfer: a back-end that has none is called once for each.
+pub const RUNS_MAX: u64 = 64 << 10;
 /// Text in an error notice: a line, not a dump.
 pub const NOTICE_TEXT_BYTES_MAX: usize = 512;
 

@@ -54,6 +54,35 @@ pub struct TensorRange {
     pub size: u64,
 }
 
+/// Runs of bytes of a tensor, each `stride` bytes behind the start of the last one. In a SET_TENSOR_2D their bytes follow,
+/// one run directly behind the other; so they come in the answer to a GET_TENSOR_2D.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct TensorRuns {
+    /// The tensor.
+    pub tensor: TensorLayout,
+    /// First byte of the first run, from the start of the tensor's data.
+    pub offset: u64,
+    /// Bytes of each run.
+    pub size: u64,
+    /// Number of runs.
+    pub runs: u64,
+    /// Bytes from the start of one run to the start of the next one.
+    pub stride: u64,
+}
+
+impl TensorRuns {
+    /// Bytes of all runs, unless nobody can count them.
+    pub fn bytes(&self) -> Option<u64> {
+        self.size.checked_mul(self.runs)
+    }
+
+    /// Bytes from the start of the first run to the end of the last one; `None` if there is no run, or no such end.
+    pub fn extent(&self) -> Option<u64> {
+        self.runs.checked_sub(1)?.checked_mul(self.stride)?.checked_add(self.size)
+    }
+}
+
 /// Fills a range of a tensor.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
@@ -145,6 +174,10 @@ pub enum Request {
     SetTensor(TensorRange),
     /// [`CallCode::GET_TENSOR`]
     GetTensor(TensorRange),
+    /// [`CallCode::SET_TENSOR_2D`]
+    SetTensor2d(TensorRuns),
+    /// [`CallCode::GET_TENSOR_2D`]
+    GetTensor2d(TensorRuns),
     /// [`CallCode::INIT_TENSOR`]
     InitTensor(TensorLayout),
     /// [`CallCode::MEMSET_TENSOR`]
@@ -234,6 +267,7 @@ pub fn params_bytes(call: CallCode) -> Option<usize> {
     match call {
         CallCode::WRITE => Some(size_of::<Range>()),
         CallCode::SET_TENSOR => Some(size_of::<TensorRange>()),
+        CallCode::SET_TENSOR_2D => Some(size_of::<TensorRuns>()),
         _ => None,
     }
 }
@@ -252,6 +286,8 @@ impl Request {
             CallCode::READ => Self::Read(fixed(call, params)?),
             CallCode::SET_TENSOR => Self::SetTensor(fixed(call, params)?),
             CallCode::GET_TENSOR => Self::GetTensor(fixed(call, params)?),
+            CallCode::SET_TENSOR_2D => Self::SetTensor2d(fixed(call, params)?),
+            CallCode::GET_TENSOR_2D => Self::GetTensor2d(fixed(call, params)?),
             CallCode::INIT_TENSOR => Self::InitTensor(fixed(call, params)?),
             CallCode::MEMSET_TENSOR => Self::MemsetTensor(memset(call, params)?),
             CallCode::COPY_TENSOR => Self::CopyTensor(fixed(call, params)?),
@@ -312,6 +348,7 @@ impl Request {
             Self::SetFromRegion(transfer) | Self::GetIntoRegion(transfer) => &transfer.range.tensor,
             Self::CopyTensor(copy) => return copy.src.reserved == 0 && copy.dst.reserved == 0,
             Self::SetTensor(range) | Self::GetTensor(range) => &range.tensor,
+            Self::SetTensor2d(runs) | Self::GetTensor2d(runs) => &runs.tensor,
             Self::InitTensor(layout) => layout,
             Self::MemsetTensor(memset) => &memset.range.tensor,
             _ => return true,
@@ -323,6 +360,8 @@ impl Request {
         let said = match self {
             Self::Write(range) => range.size,
             Self::SetTensor(range) => range.size,
+            // More than there can be.
+            Self::SetTensor2d(runs) => runs.bytes().unwrap_or(u64::MAX),
             _ => 0,
         };
         if said == found { Ok(()) } else { Err(RequestError::Data { call, said, found }) }

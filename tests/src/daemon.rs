@@ -29,6 +29,8 @@ pub struct Session {
     pub client_pid: i32,
     /// The worker that served it.
     pub worker_pid: i32,
+    /// Messages received.
+    pub messages: u64,
     /// Executions of graphs.
     pub graphs: u64,
     /// Nodes of graphs executed.

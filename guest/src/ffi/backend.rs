@@ -176,7 +176,7 @@ fn build(generation: Generation, device: Handle, context: *mut c_void) -> Handle
                 free: v1.free,
                 set_tensor_async: v1.set_tensor_async,
                 get_tensor_async: v1.get_tensor_async,
-                // ggml makes them of the plain ones where they are absent.
+                // ggml makes them of the plain ones where they are absent, for none of which anything is waited.
                 set_tensor_2d_async: None,
                 get_tensor_2d_async: None,
                 cpy_tensor_async: v1.cpy_tensor_async,

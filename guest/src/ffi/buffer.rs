@@ -5,7 +5,7 @@ use super::base::Base;
 use super::device::DeviceContext;
 use super::registry::{SessionRef, registry};
 use super::reservation::Reservation;
-use super::{Destination, encode, guard};
+use super::{Destination, encode, guard, runs};
 use crate::log::{self, Level};
 use crate::session::{Lost, Session};
 use ferry_ggml::Tensor;
@@ -31,6 +31,7 @@ pub struct BufferContext {
     id: BufferId,
     reservation: Reservation,
     inits_tensors: bool,
+    takes_runs: bool,
     /// The usage that the host knows: ggml sets it without telling.
     told_usage: AtomicI32,
 }
@@ -48,6 +49,7 @@ pub fn alloc(device: &DeviceContext, size: usize) -> Handle {
         id: allocated.buffer,
         reservation,
         inits_tensors: device.record.flags.contains(DeviceFlags::INIT_TENSOR),
+        takes_runs: device.record.flags.contains(DeviceFlags::TRANSFERS_2D),
         told_usage: AtomicI32::new(usage::ANY),
     });
     let (base, context) = (&registry().base, Box::into_raw(context).cast());
@@ -103,9 +105,8 @@ fn interface_v2() -> BufferV2 {
         memset_tensor: Some(memset_tensor),
         set_tensor: Some(set_tensor),
         get_tensor: Some(get_tensor),
-        // ggml makes them of the plain ones where they are absent.
-        set_tensor_2d: None,
-        get_tensor_2d: None,
+        set_tensor_2d: Some(runs::set_tensor_2d),
+        get_tensor_2d: Some(runs::get_tensor_2d),
         cpy_tensor: Some(cpy_tensor),
         clear: Some(clear),
         reset: Some(reset),
@@ -157,6 +158,8 @@ pub struct HostPlace<'a> {
     pub buffer: BufferId,
     /// Bytes from its start.
     pub offset: u64,
+    /// Whether the host takes several runs of bytes in a message.
+    pub takes_runs: bool,
 }
 
 /// Where `tensor` lies, if in a buffer of ours.
@@ -168,7 +171,8 @@ pub fn place_of(tensor: &Tensor) -> Option<HostPlace<'_>> {
         context(buffer)?
     };
     let offset = context.reservation.offset_of(tensor.data)?;
-    Some(HostPlace { session: &context.session, buffer: context.id, offset })
+    let BufferContext { session, id, takes_runs, .. } = context;
+    Some(HostPlace { session, buffer: *id, offset, takes_runs: *takes_runs })
 }
 
 impl BufferContext {
@@ -350,7 +354,8 @@ unsafe extern "C" fn memset_tensor(
     });
 }
 
-unsafe extern "C" fn set_tensor(
+/// `set_tensor` of a buffer.
+pub unsafe extern "C" fn set_tensor(
     _: Handle,
     tensor: *mut Tensor,
     data: *const c_void,
@@ -365,7 +370,8 @@ unsafe extern "C" fn set_tensor(
     });
 }
 
-unsafe extern "C" fn get_tensor(
+/// `get_tensor` of a buffer.
+pub unsafe extern "C" fn get_tensor(
     _: Handle,
     tensor: *const Tensor,
     data: *mut c_void,

@@ -18,6 +18,7 @@ pub mod layout;
 pub mod optimize;
 pub mod registry;
 pub mod reservation;
+pub mod runs;
 pub mod snapshot;
 
 pub use destination::Destination;

@@ -9,10 +9,10 @@ use ferry_protocol::channel::{Broken, Interest, Payload, Sender, Waiter};
 use ferry_protocol::frame::{Flags, Header};
 use ferry_protocol::graph::{GraphTables, PatchHeader, TensorChange};
 use ferry_protocol::ids::{BufferId, EventId, GraphId, RegionId, StreamId};
-use ferry_protocol::limits::{DATA_CHUNK_BYTES, NOTICE_TEXT_BYTES_MAX, THREADS_MAX};
+use ferry_protocol::limits::{DATA_CHUNK_BYTES, NOTICE_TEXT_BYTES_MAX, RUNS_MAX, THREADS_MAX};
 use ferry_protocol::reply::{Allocated, Memory, NoticeHeader};
 use ferry_protocol::request::{
-    AllocBuffer, CopyTensor, NewEvent, RegionTransfer, Request, TensorRange, params_bytes,
+    AllocBuffer, CopyTensor, NewEvent, RegionTransfer, Request, TensorRange, TensorRuns, params_bytes,
 };
 use ferry_protocol::status::Status;
 use ferry_protocol::tensor::TensorLayout;
@@ -157,6 +157,16 @@ impl Session {
                 contains(&self.place_while_computing(range.tensor)?, &range)?;
                 Ok(Answer::Contents { tensor: range.tensor, offset: range.offset, size: range.size })
             }
+            Request::SetTensor2d(runs) => {
+                self.runs(&runs)?.set_runs(&data, &runs);
+                Ok(Answer::Done)
+            }
+            Request::GetTensor2d(runs) => match runs.bytes() {
+                Some(bytes) if bytes <= DATA_CHUNK_BYTES as u64 => {
+                    Ok(Answer::Bytes(self.runs(&runs)?.get_runs(&runs)))
+                }
+                _ => refuse(Status::LIMIT, format!("more than {DATA_CHUNK_BYTES} bytes in one 2d transfer")),
+            },
             Request::InitTensor(layout) => match self.place(layout)?.init() {
                 Ok(()) => Ok(Answer::Done),
                 Err(code) => refuse(Status::FAILED, format!("init_tensor: ggml status {code}")),
@@ -304,6 +314,20 @@ impl Session {
         let place = self.place(range.tensor)?;
         contains(&place, range)?;
         Ok(place)
+    }
+
+    /// The place of a 2d transfer.
+    fn runs(&mut self, runs: &TensorRuns) -> Result<Place<'_>, Refusal> {
+        if runs.runs > RUNS_MAX {
+            return refuse(Status::LIMIT, format!("{} runs, at most {RUNS_MAX} are allowed", runs.runs));
+        }
+        let place = self.place(runs.tensor)?;
+        if place.contains_runs(runs) {
+            return Ok(place);
+        }
+        let TensorRuns { offset, size, runs, stride, .. } = runs;
+        let what = format!("{runs} runs of {size} bytes from {offset} on, {stride} apart");
+        refuse(Status::INVALID, format!("{what}, are not within a tensor of {}", place.bytes()))
     }
 
     fn copy_tensor(&mut self, copy: &CopyTensor) -> Result<Answer, Refusal> {
@@ -476,7 +500,7 @@ impl Session {
             Answer::Stream(stream) => replies.send(Header { stream, ..reply }, &[]),
             Answer::Bytes(bytes) => {
                 self.stats.bytes_out += bytes.len() as u64;
-                replies.send(reply, &[&bytes])
+                send_parts(reply, &bytes, replies)
             }
             Answer::Contents { tensor, offset, size } => {
                 self.stats.bytes_out += size;
@@ -527,6 +551,20 @@ impl Session {
         let notice = Header { call: CallCode::NOTICE, ..header.reply(refusal.status) };
         let parameters = NoticeHeader { call: header.call, ..NoticeHeader::default() };
         replies.send(notice, &[bytemuck::bytes_of(&parameters), text])
+    }
+}
+
+/// Sends an answer, in parts if the transport does not take it whole.
+fn send_parts(reply: Header, bytes: &[u8], replies: &mut Replies) -> Result<(), Broken> {
+    let mut rest = bytes;
+    loop {
+        let (part, behind) = rest.split_at(rest.len().min(replies.sender.payload_bytes_max()));
+        let flags = if behind.is_empty() { Flags::default() } else { Flags::MORE };
+        replies.send(Header { flags, ..reply }, &[part])?;
+        rest = behind;
+        if rest.is_empty() {
+            return Ok(());
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use ferry_protocol::ids::{BufferId, EventId, GraphId, RegionId};
 use ferry_protocol::ops::Op;
 use ferry_protocol::request::{
     AddRegion, AllocBuffer, BufferValue, CopyTensor, MemsetTensor, NewEvent, Range, RegionTransfer, Request,
-    RequestError, TensorRange, params_bytes,
+    RequestError, TensorRange, TensorRuns, params_bytes,
 };
 use ferry_protocol::tensor::{TensorLayout, TensorRecord};
 use ferry_protocol::types::TensorType;
@@ -64,6 +64,20 @@ fn tensor_range_bytes() -> Vec<u8> {
         &[36, 0, 0, 0, 0, 0, 0, 0], // offset
         &[72, 0, 0, 0, 0, 0, 0, 0], // size
     ])
+}
+
+fn tensor_runs_bytes() -> Vec<u8> {
+    rows(&[
+        &layout_bytes(),              // tensor
+        &[36, 0, 0, 0, 0, 0, 0, 0],   // offset
+        &[18, 0, 0, 0, 0, 0, 0, 0],   // size
+        &[5, 0, 0, 0, 0, 0, 0, 0],    // runs
+        &[0, 0x40, 0, 0, 0, 0, 0, 0], // stride
+    ])
+}
+
+fn tensor_runs() -> TensorRuns {
+    TensorRuns { tensor: layout(), offset: 36, size: 18, runs: 5, stride: 0x4000 }
 }
 
 fn range() -> Range {
@@ -124,6 +138,8 @@ fn buffer_calls() -> Vec<Golden> {
         Golden(C::READ, range_bytes(), 0, Request::Read(range())),
         Golden(C::SET_TENSOR, tensor_range_bytes(), 72, Request::SetTensor(tensor_range())),
         Golden(C::GET_TENSOR, tensor_range_bytes(), 0, Request::GetTensor(tensor_range())),
+        Golden(C::SET_TENSOR_2D, tensor_runs_bytes(), 90, Request::SetTensor2d(tensor_runs())),
+        Golden(C::GET_TENSOR_2D, tensor_runs_bytes(), 0, Request::GetTensor2d(tensor_runs())),
         Golden(C::INIT_TENSOR, layout_bytes(), 0, Request::InitTensor(layout())),
         Golden(C::MEMSET_TENSOR, memset, 0, Request::MemsetTensor(memset_tensor)),
         Golden(C::COPY_TENSOR, copy, 0, Request::CopyTensor(CopyTensor { src: layout(), dst: layout() })),
@@ -255,6 +271,8 @@ fn reserved_fields_are_zero() {
         (CallCode::EVENT_NEW, 12),
         (CallCode::SET_TENSOR, 84),
         (CallCode::GET_TENSOR, 87),
+        (CallCode::SET_TENSOR_2D, 84),
+        (CallCode::GET_TENSOR_2D, 85),
         (CallCode::INIT_TENSOR, 85),
         (CallCode::MEMSET_TENSOR, 86),
         (CallCode::COPY_TENSOR, 84),
@@ -276,6 +294,17 @@ fn reserved_fields_are_zero() {
             "{call} at {at}"
         );
     }
+}
+
+#[test]
+fn runs_that_nobody_can_count_have_no_end_and_never_their_data() {
+    let many = TensorRuns { size: 1 << 40, runs: 1 << 40, stride: 1 << 40, ..tensor_runs() };
+    assert_eq!((many.bytes(), many.extent()), (None, None));
+    let parsed = Request::parse(CallCode::SET_TENSOR_2D, bytemuck::bytes_of(&many), 90);
+    let (call, said) = (CallCode::SET_TENSOR_2D, u64::MAX);
+    assert_eq!(parsed, Err(RequestError::Data { call, said, found: 90 }));
+    assert_eq!(TensorRuns { runs: 0, ..many }.extent(), None);
+    assert_eq!((tensor_runs().bytes(), tensor_runs().extent()), (Some(90), Some(4 * 0x4000 + 18)));
 }
 
 #[test]

@@ -15,5 +15,6 @@ mod options;
 mod plugin;
 mod regions;
 mod sharing;
+mod strides;
 mod testbed;
 mod vulkan;

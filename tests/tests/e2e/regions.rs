@@ -30,14 +30,15 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
 const PAGE: usize = 4096;
 
 /// A guest.
-struct Guest {
+pub struct Guest {
     socket: UnixStream,
     channel: Channel,
     seq: u64,
 }
 
 impl Guest {
-    fn new(daemon: &Daemon) -> Self {
+    /// One with a session.
+    pub fn new(daemon: &Daemon) -> Self {
         let socket = UnixStream::connect(daemon.socket()).unwrap();
         let hello = Hello { magic: MAGIC, version_min: VERSION_MIN, version_max: VERSION_MAX, reserved: 0 };
         let request = |call, seq| Header::request(call, StreamId::SESSION, seq);
@@ -55,7 +56,7 @@ impl Guest {
     }
 
     /// Sends a message; its answer, or the notice of its failure, or `None` for a posted one that went well.
-    fn ask(&mut self, call: CallCode, stream: StreamId, parameters: &[u8]) -> Option<(Header, Vec<u8>)> {
+    pub fn ask(&mut self, call: CallCode, stream: StreamId, parameters: &[u8]) -> Option<(Header, Vec<u8>)> {
         self.seq += 1;
         let seq = self.seq;
         assert!(self.channel.sender.try_send(Header::request(call, stream, seq), &[parameters]).unwrap());
@@ -85,11 +86,13 @@ impl Guest {
         }
     }
 
-    fn status(&mut self, call: CallCode, parameters: &[u8]) -> Status {
+    /// The status of its answer, or of the notice of its failure.
+    pub fn status(&mut self, call: CallCode, parameters: &[u8]) -> Status {
         self.ask(call, StreamId::SESSION, parameters).map_or(Status::OK, |(header, _)| header.status)
     }
 
-    fn alloc(&mut self, size: usize) -> BufferId {
+    /// A new buffer on the first device.
+    pub fn alloc(&mut self, size: usize) -> BufferId {
         let alloc = AllocBuffer { size: size as u64, device: 0, reserved: 0 };
         let (_, reply) =
             self.ask(CallCode::ALLOC_BUFFER, StreamId::SESSION, bytemuck::bytes_of(&alloc)).unwrap();
@@ -111,14 +114,15 @@ impl Guest {
         MappedRange::new(mapping, 0, size).unwrap()
     }
 
-    fn read(&mut self, buffer: BufferId, size: usize) -> Vec<u8> {
+    /// The first `size` bytes of a buffer.
+    pub fn read(&mut self, buffer: BufferId, size: usize) -> Vec<u8> {
         let range = Range { buffer, offset: 0, size: size as u64 };
         self.ask(CallCode::READ, StreamId::SESSION, bytemuck::bytes_of(&range)).unwrap().1
     }
 }
 
 /// The first `size` bytes of a buffer as a tensor.
-fn bytes_of(buffer: BufferId, size: usize) -> TensorLayout {
+pub fn bytes_of(buffer: BufferId, size: usize) -> TensorLayout {
     let size = size as u64;
     let (ne, nb) = ([size as i64, 1, 1, 1], [1, size, size, size]);
     TensorLayout { kind: TensorType::I8, ne, nb, buffer, ..TensorLayout::default() }

@@ -6,6 +6,7 @@ mod graph;
 mod names;
 mod objects;
 mod optimize;
+mod runs;
 mod shared;
 mod staging;
 

@@ -5,6 +5,7 @@ use super::event::Event;
 use super::functions::{self, Functions, LoadError};
 use super::graph::Graph;
 use super::names::Names;
+use super::runs::Transfers2d;
 use super::shared::Span;
 use super::staging::Staged;
 use ferry_ggml::Tensor;
@@ -21,7 +22,7 @@ use std::sync::Arc;
 pub struct Library {
     pub(super) ggml: Functions,
     names: Names,
-    has_2d_transfers: bool,
+    transfers_2d: Option<Transfers2d>,
     devices: Vec<Device>,
     /// Last: the code stays loaded while anything above lives. Back-ends leave threads and handlers behind, so it is
     /// never unloaded at all.
@@ -109,8 +110,7 @@ impl Library {
         let version = functions::version(&base);
         // SAFETY: the callback accepts whatever ggml passes, from any thread.
         unsafe { (ggml.ggml_log_set)(Some(log), std::ptr::null_mut()) };
-        // SAFETY: only whether it is there is of interest.
-        let has_2d_transfers = unsafe { base.get::<*const c_void>(b"ggml_backend_tensor_set_2d\0").is_ok() };
+        let transfers_2d = Transfers2d::of(&base);
         let mut loaded = vec![std::mem::ManuallyDrop::new(base)];
         let mut devices = Vec::new();
         for backend in backends {
@@ -132,7 +132,7 @@ impl Library {
         let names = Names::of(&ggml, version.as_deref());
         let ((known, of), release) = (names.coverage(), names.release());
         tracing::debug!(dir = %dir.display(), devices = devices.len(), known, of, version, ?release, "loaded ggml");
-        Ok(Self { ggml, names, has_2d_transfers, devices, _loaded: loaded })
+        Ok(Self { ggml, names, transfers_2d, devices, _loaded: loaded })
     }
 
     /// This build's numbers.
@@ -191,7 +191,7 @@ impl Library {
             } else {
                 DeviceKind::GPU
             },
-            flags: threads | init | events | optimize,
+            flags: threads | init | events | optimize | DeviceFlags::TRANSFERS_2D,
         }
     }
 
@@ -228,9 +228,9 @@ impl Library {
         unsafe { (*self.devices[at].reg.cast::<backend::Reg>()).api_version }
     }
 
-    /// Whether this build has the 2d transfers, which came in the middle of the tables.
-    pub(super) fn has_2d_transfers(&self) -> bool {
-        self.has_2d_transfers
+    /// The 2d transfers, where this build has them; they came in the middle of the tables.
+    pub(super) fn transfers_2d(&self) -> Option<&Transfers2d> {
+        self.transfers_2d.as_ref()
     }
 
     /// The function that sets a CPU back-end's number of threads.
@@ -444,7 +444,7 @@ impl Place<'_> {
         offset.checked_add(size).is_some_and(|end| end <= self.bytes)
     }
 
-    fn tensor(&self) -> Tensor {
+    pub(super) fn tensor(&self) -> Tensor {
         let layout = &self.layout;
         Tensor {
             kind: layout.kind.0 as i32,
@@ -528,8 +528,12 @@ impl Place<'_> {
         unsafe { (self.ggml().ggml_backend_tensor_copy)(&mut src, &mut dst) };
     }
 
-    fn ggml(&self) -> &Functions {
+    pub(super) fn ggml(&self) -> &Functions {
         &self.buffer.library.ggml
+    }
+
+    pub(super) fn library(&self) -> &Library {
+        &self.buffer.library
     }
 }
 

@@ -42,7 +42,7 @@ impl Backend {
         // SAFETY: the handle is a backend of this library, whose table has this layout: `graph_optimize` came with API
         // version 2, and the 2d transfers, which come with a function of libggml-base, moved it.
         unsafe {
-            match (library.api_version(self.device()), library.has_2d_transfers()) {
+            match (library.api_version(self.device()), library.transfers_2d().is_some()) {
                 (..=1, _) => None,
                 (_, false) => (*self.handle.cast::<backend::Backend<BackendV2a>>()).iface.graph_optimize,
                 (_, true) => (*self.handle.cast::<backend::Backend<BackendV2b>>()).iface.graph_optimize,

@@ -1,7 +1,7 @@
 //! What the demonstration, the suite and the tests on real things share.
 //!
 //! - [`artifacts`]: the pinned things of others (llama.cpp, models), fetched, checked and built;
-//! - [`random_model`]: models of any size, made here;
+//! - [`gguf`], [`random_model`], [`lora`]: models of any size and adapters, made here;
 //! - [`process`]: children that cannot outlive us, with captured output and deadlines;
 //! - [`daemon`], [`llama`], [`node`]: `ferryd` and llama.cpp in its programs and in Node, as the tests use them;
 //! - [`demo`], [`speed`], [`suite`]: what `cargo demo`, `cargo speed` and `cargo suite` do.
@@ -12,8 +12,10 @@ pub mod callgrind;
 pub mod checkout;
 pub mod daemon;
 pub mod demo;
+mod gguf;
 pub mod interrupt;
 pub mod llama;
+pub mod lora;
 pub mod node;
 pub mod process;
 pub mod procfs;

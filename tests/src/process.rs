@@ -15,6 +15,8 @@ use crate::{interrupt, sys};
 
 /// How often a wait looks: short enough not to blur a measurement of seconds.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// How often somebody who watches a child sees it.
+const WATCH_INTERVAL: Duration = Duration::from_millis(200);
 /// What a dropped child gets to put its own affairs in order: ninja's compilers are in groups of their own,
 /// and only ninja knows them.
 const DROP_PATIENCE: Duration = Duration::from_secs(1);
@@ -217,6 +219,21 @@ impl Running {
         Ok(Finished { name: self.name.clone(), status, stdout, stderr, elapsed })
     }
 
+    /// Waits for the end as [`Self::wait`] does, and lets `look` see the child every now and then.
+    pub fn watch(mut self, timeout: Duration, mut look: impl FnMut(&Self)) -> Result<Finished> {
+        let deadline = Instant::now() + timeout;
+        let mut next_look = Instant::now();
+        while self.try_wait()?.is_none() && Instant::now() < deadline {
+            if Instant::now() >= next_look {
+                look(&self);
+                next_look = Instant::now() + WATCH_INTERVAL;
+            }
+            interrupt::check()?;
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        self.wait(deadline.saturating_duration_since(Instant::now()))
+    }
+
     /// Asks with SIGTERM, waits up to `patience`, and only then kills. Returns whether asking was enough.
     pub fn stop(&mut self, patience: Duration) -> bool {
         if self.gone {
@@ -301,5 +318,16 @@ mod tests {
         let mut child = spawn(&mut shell("echo one; echo two; sleep 60")).unwrap();
         child.wait_until("two lines", Duration::from_secs(10), |c| c.stdout().lines().count() == 2).unwrap();
         assert!(child.try_wait().unwrap().is_none());
+    }
+
+    #[test]
+    fn a_watched_child_is_seen_before_its_end_and_not_for_longer_than_allowed() {
+        let timeout = Duration::from_secs(10);
+        let mut seen = String::new();
+        let child = spawn(&mut shell("echo one; sleep 1; echo two")).unwrap();
+        let finished = child.watch(timeout, |child| seen = child.stdout()).unwrap();
+        assert_eq!((seen.as_str(), finished.stdout.as_str()), ("one\n", "one\ntwo\n"));
+        let hanging = spawn(&mut shell("sleep 60")).unwrap();
+        assert!(hanging.watch(Duration::from_millis(50), |_| {}).is_err());
     }
 }

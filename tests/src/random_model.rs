@@ -5,6 +5,8 @@
 
 use std::io::{self, Write};
 
+use crate::gguf::{self, Random, TensorInfo, Value};
+
 /// What a model measures.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
@@ -62,12 +64,8 @@ enum Weights {
     Q4_0,
 }
 
-/// ggml's number of 32-bit floats, which the vectors are.
-const F32: u32 = 0;
 /// Elements of a block of either quantization.
 const BLOCK: u64 = 32;
-/// GGUF's default.
-const ALIGNMENT: u64 = 32;
 
 impl Weights {
     /// ggml's number of the type, and bytes of a block.
@@ -87,55 +85,41 @@ impl Weights {
     }
 }
 
-/// A tensor to be written: columns, rows (1 for a vector).
-struct Planned {
-    name: String,
-    columns: u32,
-    rows: Option<u32>,
-}
-
-impl Planned {
-    fn bytes(&self, weights: Weights) -> u64 {
-        match self.rows {
-            Some(rows) => u64::from(self.columns) * u64::from(rows) / BLOCK * weights.layout().1,
-            None => u64::from(self.columns) * 4,
-        }
-    }
-}
-
 impl Shape {
     /// Writes the model's file.
     pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
         let tensors = self.tensors();
-        let header = self.header(&tensors);
-        to.write_all(&header)?;
-        pad(to, header.len() as u64)?;
-        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        gguf::write_header(to, &self.values(), &tensors)?;
+        let mut random = Random::new();
         for tensor in &tensors {
-            match tensor.rows {
-                None => (0..tensor.columns).try_for_each(|_| to.write_all(&1.0_f32.to_le_bytes()))?,
-                Some(_) => self.matrix(tensor, &mut random, to)?,
+            match tensor.is_vector() {
+                true => (0..tensor.shape[0]).try_for_each(|_| to.write_all(&1.0_f32.to_le_bytes()))?,
+                false => self.matrix(tensor, &mut random, to)?,
             }
-            pad(to, tensor.bytes(self.weights))?;
+            gguf::pad(to, tensor.bytes)?;
         }
         Ok(())
     }
 
-    fn matrix(&self, tensor: &Planned, random: &mut Random, to: &mut impl Write) -> io::Result<()> {
+    fn matrix(&self, tensor: &TensorInfo, random: &mut Random, to: &mut impl Write) -> io::Result<()> {
         let (_, block_bytes) = self.weights.layout();
         let mut block = vec![0; block_bytes as usize];
         block[..2].copy_from_slice(&self.weights.factor());
-        for _ in 0..tensor.bytes(self.weights) / block_bytes {
+        for _ in 0..tensor.bytes / block_bytes {
             block[2..].chunks_mut(8).for_each(|chunk| chunk.copy_from_slice(&random.next()[..chunk.len()]));
             to.write_all(&block)?;
         }
         Ok(())
     }
 
-    fn tensors(&self) -> Vec<Planned> {
+    fn tensors(&self) -> Vec<TensorInfo> {
         let (wide, kv) = (self.embedding, self.embedding / self.heads * self.heads_kv);
-        let vector = |name: String| Planned { name, columns: wide, rows: None };
-        let matrix = |name: String, columns, rows| Planned { name, columns, rows: Some(rows) };
+        let (kind, block_bytes) = self.weights.layout();
+        let vector = |name: String| TensorInfo::floats(name, &[wide]);
+        let matrix = |name: String, columns: u32, rows: u32| {
+            let (columns, rows) = (u64::from(columns), u64::from(rows));
+            TensorInfo { name, shape: vec![columns, rows], kind, bytes: columns * rows / BLOCK * block_bytes }
+        };
         let mut tensors = vec![matrix("token_embd.weight".into(), wide, self.vocabulary)];
         for block in 0..self.blocks {
             let named = |part: &str| format!("blk.{block}.{part}.weight");
@@ -156,85 +140,21 @@ impl Shape {
         tensors
     }
 
-    /// Everything before the tensors' data.
-    fn header(&self, tensors: &[Planned]) -> Vec<u8> {
-        let numbers = [
-            ("llama.block_count", self.blocks),
-            ("llama.context_length", 8192),
-            ("llama.embedding_length", self.embedding),
-            ("llama.feed_forward_length", self.feed_forward),
-            ("llama.attention.head_count", self.heads),
-            ("llama.attention.head_count_kv", self.heads_kv),
-            ("llama.rope.dimension_count", self.embedding / self.heads),
-            ("llama.vocab_size", self.vocabulary),
-        ];
-        let texts = [
-            ("general.architecture", "llama"),
-            ("general.name", self.name),
-            ("tokenizer.ggml.model", "no_vocab"),
-        ];
-        let mut header = Header(b"GGUF".to_vec());
-        header.u32(3);
-        header.u64(tensors.len() as u64);
-        header.u64((numbers.len() + texts.len() + 1) as u64);
-        for (key, text) in texts {
-            header.text(key);
-            header.u32(8);
-            header.text(text);
-        }
-        for (key, number) in numbers {
-            header.text(key);
-            header.u32(4);
-            header.u32(number);
-        }
-        header.text("llama.attention.layer_norm_rms_epsilon");
-        header.u32(6);
-        header.0.extend(1e-5_f32.to_le_bytes());
-        let mut offset = 0;
-        for tensor in tensors {
-            header.text(&tensor.name);
-            header.u32(if tensor.rows.is_some() { 2 } else { 1 });
-            header.u64(u64::from(tensor.columns));
-            tensor.rows.into_iter().for_each(|rows| header.u64(u64::from(rows)));
-            header.u32(if tensor.rows.is_some() { self.weights.layout().0 } else { F32 });
-            header.u64(offset);
-            offset += tensor.bytes(self.weights).next_multiple_of(ALIGNMENT);
-        }
-        header.0
-    }
-}
-
-struct Header(Vec<u8>);
-
-impl Header {
-    fn u32(&mut self, number: u32) {
-        self.0.extend(number.to_le_bytes());
-    }
-
-    fn u64(&mut self, number: u64) {
-        self.0.extend(number.to_le_bytes());
-    }
-
-    fn text(&mut self, text: &str) {
-        self.u64(text.len() as u64);
-        self.0.extend(text.as_bytes());
-    }
-}
-
-fn pad(to: &mut impl Write, written: u64) -> io::Result<()> {
-    let missing = written.next_multiple_of(ALIGNMENT) - written;
-    to.write_all(&[0; ALIGNMENT as usize][..missing as usize])
-}
-
-/// Xorshift: the same file each time.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> [u8; 8] {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.to_le_bytes()
+    fn values(&self) -> [(&'static str, Value<'static>); 12] {
+        [
+            ("general.architecture", Value::Text("llama")),
+            ("general.name", Value::Text(self.name)),
+            ("tokenizer.ggml.model", Value::Text("no_vocab")),
+            ("llama.block_count", Value::U32(self.blocks)),
+            ("llama.context_length", Value::U32(8192)),
+            ("llama.embedding_length", Value::U32(self.embedding)),
+            ("llama.feed_forward_length", Value::U32(self.feed_forward)),
+            ("llama.attention.head_count", Value::U32(self.heads)),
+            ("llama.attention.head_count_kv", Value::U32(self.heads_kv)),
+            ("llama.rope.dimension_count", Value::U32(self.embedding / self.heads)),
+            ("llama.vocab_size", Value::U32(self.vocabulary)),
+            ("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5)),
+        ]
     }
 }
 
@@ -244,16 +164,14 @@ mod tests {
 
     #[test]
     fn a_file_has_the_bytes_that_its_header_announces() {
-        let mut file = Vec::new();
+        let (mut file, mut header) = (Vec::new(), Vec::new());
         TINY.write(&mut file).unwrap();
-        assert_eq!(&file[..8], b"GGUF\x03\0\0\0");
         let tensors = TINY.tensors();
-        let header = (TINY.header(&tensors).len() as u64).next_multiple_of(ALIGNMENT);
-        let data: u64 =
-            tensors.iter().map(|tensor| tensor.bytes(TINY.weights).next_multiple_of(ALIGNMENT)).sum();
-        assert_eq!(file.len() as u64, header + data);
+        gguf::write_header(&mut header, &TINY.values(), &tensors).unwrap();
+        let data: u64 = tensors.iter().map(TensorInfo::padded_bytes).sum();
+        assert_eq!(file.len() as u64, header.len() as u64 + data);
         // The embeddings come first: blocks of a factor and 32 signed bytes.
-        let first = &file[header as usize..][..34];
+        let first = &file[header.len()..][..34];
         assert_eq!(first[..2], TINY.weights.factor());
         assert!(first[2..].iter().any(|&byte| byte != first[2]));
     }
@@ -261,8 +179,7 @@ mod tests {
     #[test]
     fn shapes_have_the_parameters_of_their_names() {
         let parameters = |shape: &Shape| -> u64 {
-            let count = |tensor: &Planned| u64::from(tensor.columns) * u64::from(tensor.rows.unwrap_or(1));
-            shape.tensors().iter().map(count).sum()
+            shape.tensors().iter().map(|tensor| tensor.shape.iter().product::<u64>()).sum()
         };
         assert_eq!(parameters(&BILLION) / 10_000_000, 103); // its output shares the embeddings' matrix
         assert_eq!(parameters(&THREE_BILLION) / 10_000_000, 321);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::{replace_dir, system};
-use crate::process::{self, Finished};
+use crate::process;
 use crate::progress::Step;
 
 /// Configuring asks the compiler many questions.
@@ -208,18 +208,12 @@ fn compile(work: &Path, recipe: &Recipe) -> Result<()> {
     let mut step = Step::begin(format!("building {} (minutes; an interrupted build resumes)", recipe.name));
     let mut ninja = Command::new("ninja");
     ninja.arg("-C").arg(work).args(recipe.targets);
-    let mut running = process::spawn(&mut ninja)?;
-    let finished: Finished = loop {
-        if running.try_wait()?.is_some() {
-            break running.wait(BUILD_TIMEOUT)?;
-        }
-        crate::interrupt::check()?;
-        std::thread::sleep(Duration::from_millis(200));
-        let said = running.stdout();
-        if let Some(line) = said.lines().next_back().and_then(|line| line.split(' ').next()) {
+    let running = process::spawn(&mut ninja)?;
+    let finished = running.watch(BUILD_TIMEOUT, |ninja| {
+        if let Some(line) = ninja.stdout().lines().next_back().and_then(|line| line.split(' ').next()) {
             step.update(line);
         }
-    };
+    })?;
     finished.success().with_context(|| format!("building {}", recipe.name))?;
     step.done();
     Ok(())

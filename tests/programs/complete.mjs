@@ -22,7 +22,9 @@ const llama = await getLlama({
 });
 console.error("devices:", JSON.stringify(await llama.getGpuDeviceNames()));
 const loaded = await llama.loadModel({ modelPath: model, gpuLayers: Number(layers) });
-const context = await loaded.createContext({ contextSize: 512, threads: 2 });
+// One thread: these builds' threads spin at their barriers, and on a machine that does anything else beside, a token then
+// takes seconds.
+const context = await loaded.createContext({ contextSize: 512, threads: 1 });
 const prompt = loaded.tokenize("Once upon a time there was a ferry that");
 let index = 0;
 for await (const token of context.getSequence().evaluate(prompt, { temperature: 0 })) {

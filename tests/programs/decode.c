@@ -5,6 +5,7 @@
  * BACKENDS: the folder with ggml's back-end libraries. DEVICE: a device's name, or "none" for the CPU.
  * Prints "token INDEX ID HASH", the hash being FNV-1a over the bytes of all logits that chose the token.
  * Exits with 3 if llama_decode fails, 2 if something could not be set up.
+ * DECODE_THREADS in the environment: threads to compute with, instead of 2.
  * With fork-at: before that token a forked child tries to compute, prints "child ..." lines to stderr and
  * ends; then the parent goes on.
  */
@@ -101,7 +102,8 @@ int main(int argc, char **argv) {
     struct llama_model *model = load(argv[2], device_name);
     struct llama_context_params params = llama_context_default_params();
     params.n_ctx = CONTEXT_TOKENS;
-    params.n_threads = params.n_threads_batch = THREADS;
+    const char *threads = getenv("DECODE_THREADS");
+    params.n_threads = params.n_threads_batch = threads != NULL ? atoi(threads) : THREADS;
     struct llama_context *context = llama_init_from_model(model, params);
     if (context == NULL) {
         give_up("no context");

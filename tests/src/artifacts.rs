@@ -124,6 +124,16 @@ impl Store {
         self.built(&self.manifest.llama, &build::LLAMA)
     }
 
+    /// llama.cpp's own name of the release that [`Self::llama`] has.
+    pub fn release(&self) -> &str {
+        &self.manifest.llama.version
+    }
+
+    /// The same for [`Self::llama_next`].
+    pub fn next_release(&self) -> &str {
+        &self.manifest.llama_next.version
+    }
+
     /// The same build with upstream's longer suites and its server beside its programs.
     pub fn llama_suites(&self) -> Result<LlamaBuild> {
         let plain = self.llama()?;

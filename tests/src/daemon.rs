@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use tempfile::TempDir;
 
 use crate::llama::VULKAN_DEVICES;
-use crate::process::{self, Running};
+use crate::process::{self, Finished, Running};
 use crate::{checkout, interrupt, procfs};
 
 /// From spawn to a socket that accepts; loading a CPU back-end takes a fraction of it, even under valgrind.
@@ -140,9 +140,13 @@ impl Daemon {
         })
     }
 
-    /// Starts one on the CPU back-end whose command line was adapted.
-    pub fn adapted(ggml_dir: &Path, adapt: impl FnOnce(Command) -> Result<Command>) -> Result<Self> {
-        Self::launch(ggml_dir, "cpu", |command, _| adapt(command))
+    /// Starts one on this back-end whose command line was adapted.
+    pub fn adapted(
+        ggml_dir: &Path,
+        backend: &str,
+        adapt: impl FnOnce(Command) -> Result<Command>,
+    ) -> Result<Self> {
+        Self::launch(ggml_dir, backend, |command, _| adapt(command))
     }
 
     fn launch(
@@ -205,6 +209,35 @@ impl Daemon {
         let what = format!("a session of process {client_pid}");
         let sessions = self.accounts_when(&what, Account::into_session, |all| all.iter().any(its))?;
         Ok(sessions.into_iter().rfind(its).expect("it is there now"))
+    }
+
+    /// Runs a program that computes here to its successful end. Fails if it did not, or if a call of its session failed.
+    pub fn serve(&self, guest: &mut Command, timeout: Duration) -> Result<(Finished, Session)> {
+        let running = process::spawn(guest)?;
+        let pid = running.pid().as_raw();
+        let finished = running.wait(timeout)?.success()?;
+        let session = self.successful_session_of(pid).with_context(|| finished.tail())?;
+        Ok((finished, session))
+    }
+
+    /// As [`Self::session_of`]; fails if a call of the session did.
+    pub fn successful_session_of(&self, client_pid: i32) -> Result<Session> {
+        let session = self.session_of(client_pid)?;
+        ensure!(session.failures == 0, "{} calls failed\n{}", session.failures, self.log());
+        Ok(session)
+    }
+
+    /// Waits until the sessions of the guest process `client_pid`, of which it may have had several, one after the other,
+    /// have executed so many graphs. Fails if a call of theirs did.
+    pub fn expect_graphs(&self, client_pid: i32, graphs: u64) -> Result<()> {
+        let its = |session: &&Session| session.client_pid == client_pid;
+        let enough =
+            |all: &[Session]| all.iter().filter(its).map(|session| session.graphs).sum::<u64>() >= graphs;
+        let what = format!("{graphs} graphs of process {client_pid}");
+        let sessions = self.accounts_when(&what, Account::into_session, enough)?;
+        let failures: u64 = sessions.iter().filter(its).map(|session| session.failures).sum();
+        ensure!(failures == 0, "{failures} calls failed\n{}", self.log());
+        Ok(())
     }
 
     /// What the devices of virtual machines had counted, since their start, at the end of each session of theirs, once

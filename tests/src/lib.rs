@@ -4,24 +4,31 @@
 //! - [`gguf`], [`random_model`], [`lora`]: models of any size and adapters, made here;
 //! - [`process`]: children that cannot outlive us, with captured output and deadlines;
 //! - [`daemon`], [`llama`], [`node`]: `ferryd` and llama.cpp in its programs and in Node, as the tests use them;
-//! - [`demo`], [`speed`], [`suite`]: what `cargo demo`, `cargo speed` and `cargo suite` do.
+//! - [`choices`], [`machines`], [`releases`], [`threads`]: what is the same through Ferry as natively, for tests and the
+//!   conformance run;
+//! - [`demo`], [`speed`], [`suite`], [`conformance`]: what `cargo demo`, `cargo speed` and `cargo suite` do.
 
 pub mod artifacts;
 pub mod bench;
 pub mod callgrind;
 pub mod checkout;
+pub mod choices;
+pub mod conformance;
 pub mod daemon;
 pub mod demo;
 mod gguf;
 pub mod interrupt;
 pub mod llama;
 pub mod lora;
+pub mod machines;
 pub mod node;
 pub mod process;
 pub mod procfs;
 pub mod programs;
 pub mod progress;
 pub mod random_model;
+pub mod releases;
 pub mod speed;
 pub mod suite;
 mod sys;
+pub mod threads;

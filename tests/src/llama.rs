@@ -91,6 +91,9 @@ impl LlamaBuild {
         }
         let mut list = Command::new(self.bin.join("llama-bench"));
         Device::Cpu.environment(&mut list)?;
+        if name.eq_ignore_ascii_case("vulkan") {
+            list.env(VULKAN_DEVICES.0, VULKAN_DEVICES.1);
+        }
         let listed = process::run(list.arg("--list-devices"), RUN_TIMEOUT)?.success()?.stdout;
         let names = listed.lines().filter_map(|line| line.trim().split_once(':')).map(|(name, _)| name);
         let is_its =
@@ -247,7 +250,7 @@ impl RpcServer {
         // The port is free a moment before the server takes it; somebody else could take it in between.
         let port = TcpListener::bind("127.0.0.1:0").context("looking for a free port")?.local_addr()?.port();
         let mut command = Command::new(llama.rpc_server()?);
-        Device::Cpu.environment(&mut command)?;
+        Device::Own(device.to_owned()).environment(&mut command)?;
         command.args(["--host", "127.0.0.1", "--port", &port.to_string()]);
         command.args(["--threads", THREADS, "--device", device]);
         let mut running = process::spawn(&mut command)?;

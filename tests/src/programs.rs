@@ -42,6 +42,18 @@ fn compiler(name: &str, program: &Path) -> Command {
     cc
 }
 
+/// Compiles `tests/programs/load_backends.c` into a library in `into` for `LD_PRELOAD`, linked with the libggml in `bin`.
+/// Needs no checkout.
+pub fn compile_load_backends(bin: &Path, into: &Path) -> Result<PathBuf> {
+    let (source, library) = (into.join("load_backends.c"), into.join("load_backends.so"));
+    fs::write(&source, include_str!("../programs/load_backends.c")).context("writing load_backends.c")?;
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).arg("-L").arg(bin).arg("-lggml");
+    cc.arg(format!("-Wl,-rpath,{}", bin.display()));
+    process::run(&mut cc, COMPILE_TIMEOUT)?.success().context("compiling load_backends.c")?;
+    Ok(library)
+}
+
 /// Compiles `tests/programs/NAME.c` into `into`, linked with the build's libraries where they lie.
 pub fn compile(name: &str, build: &LlamaBuild, into: &Path) -> Result<PathBuf> {
     let program = into.join(name);

@@ -13,14 +13,20 @@ use crate::{checkout, interrupt, process};
 #[derive(Debug, clap::Parser)]
 #[command(name = "cargo suite")]
 pub struct Options {
-    /// Parts to run; all if none is named
+    /// Parts to run; all but the long ones if none is named
     parts: Vec<String>,
+    /// Run the long parts after the others
+    #[arg(long)]
+    long: bool,
     /// Say which parts there are
     #[arg(long)]
     list: bool,
     /// Go on after a part has failed
     #[arg(long)]
     keep_going: bool,
+    /// What the long part is told: `cargo suite -- conformance -- --help` says what there is
+    #[arg(last = true)]
+    long_options: Vec<String>,
 }
 
 /// One part: cargo commands, run one after the other.
@@ -30,6 +36,8 @@ struct Part {
     /// Whether the things of others must be there before.
     artifacts: bool,
     commands: &'static [CargoCommand],
+    /// Whether it takes so long that it has to be asked for.
+    long: bool,
 }
 
 /// `cargo WORDS` with some environment.
@@ -73,6 +81,7 @@ const PARTS: &[Part] = &[
             cargo("fmt --all --check"),
             cargo("clippy --workspace --all-targets --quiet -- -D warnings"),
         ],
+        long: false,
     },
     Part {
         name: "unit",
@@ -86,6 +95,7 @@ const PARTS: &[Part] = &[
             ),
             cargo("test --release --package ferry-tests --lib"),
         ],
+        long: false,
     },
     Part {
         name: "loom",
@@ -95,6 +105,7 @@ const PARTS: &[Part] = &[
             words: "test --release --package ferry-protocol --test loom",
             environment: LOOM,
         }],
+        long: false,
     },
     Part {
         name: "fuzz",
@@ -109,6 +120,7 @@ const PARTS: &[Part] = &[
                     target/fuzz/corpus host/fuzz/seeds/control_queue",
             environment: FUZZING,
         }],
+        long: false,
     },
     Part {
         name: "shim",
@@ -121,6 +133,7 @@ const PARTS: &[Part] = &[
             ),
             cargo("test --release --package ferry-shim --features macho --test macho"),
         ],
+        long: false,
     },
     Part {
         name: "e2e",
@@ -131,6 +144,7 @@ const PARTS: &[Part] = &[
             words: "test --release --package ferry-tests --test e2e -- --test-threads 1",
             environment: PATIENT_THREADS,
         }],
+        long: false,
     },
     Part {
         name: "budget",
@@ -140,6 +154,7 @@ const PARTS: &[Part] = &[
             words: "test --release --package ferry-tests --test budget -- --test-threads 1",
             environment: PATIENT_THREADS,
         }],
+        long: false,
     },
     Part {
         name: "vm",
@@ -152,6 +167,17 @@ const PARTS: &[Part] = &[
                 environment: PATIENT_THREADS,
             },
         ],
+        long: false,
+    },
+    Part {
+        name: "conformance",
+        about: "llama.cpp's own suites, its programs and every release of it, through Ferry; writes a table",
+        artifacts: true,
+        commands: &[CargoCommand {
+            words: "run --quiet --release --package ferry-tests --bin conformance --",
+            environment: PATIENT_THREADS,
+        }],
+        long: true,
     },
 ];
 
@@ -159,11 +185,11 @@ const PARTS: &[Part] = &[
 pub fn run(options: &Options) -> Result<ExitCode> {
     if options.list {
         for part in PARTS {
-            println!("{:7}{}", part.name, part.about);
+            println!("{:13}{}{}", part.name, part.about, if part.long { " (--long)" } else { "" });
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let parts = select(&options.parts)?;
+    let parts = select(&options.parts, options.long)?;
     interrupt::install()?;
     if parts.iter().any(|part| part.artifacts) {
         let store = Store::open()?;
@@ -176,7 +202,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     for part in parts {
         eprintln!("━━ {}: {}", part.name, part.about);
         let started = Instant::now();
-        let passed = run_part(part)?;
+        let more = if part.long { options.long_options.as_slice() } else { &[] };
+        let passed = run_part(part, more)?;
         eprintln!("━━ {}: {} ({:.0} s)\n", part.name, verdict(passed), started.elapsed().as_secs_f64());
         if !passed {
             failed.push(part.name);
@@ -197,18 +224,22 @@ fn verdict(passed: bool) -> &'static str {
     if passed { "passed" } else { "FAILED" }
 }
 
-fn select(names: &[String]) -> Result<Vec<&'static Part>> {
+fn select(names: &[String], long: bool) -> Result<Vec<&'static Part>> {
     if let Some(unknown) = names.iter().find(|&name| PARTS.iter().all(|part| part.name != name)) {
         let known: Vec<&str> = PARTS.iter().map(|part| part.name).collect();
         bail!("there is no part {unknown:?}; there are: {}", known.join(", "));
     }
-    Ok(PARTS.iter().filter(|part| names.is_empty() || names.iter().any(|name| name == part.name)).collect())
+    let wanted = |part: &&Part| match names {
+        [] => long || !part.long,
+        names => names.iter().any(|name| name == part.name) || long && part.long,
+    };
+    Ok(PARTS.iter().filter(wanted).collect())
 }
 
-fn run_part(part: &Part) -> Result<bool> {
+fn run_part(part: &Part, more: &[String]) -> Result<bool> {
     for command in part.commands {
         let mut cargo: Command = checkout::cargo();
-        cargo.args(command.words.split(' ')).envs(command.environment.iter().copied());
+        cargo.args(command.words.split(' ')).args(more).envs(command.environment.iter().copied());
         eprintln!("   cargo {}", command.words);
         let status = process::attend(&mut cargo)?;
         if !status.success() {
@@ -228,12 +259,15 @@ mod tests {
 
     #[test]
     fn parts_are_selected_by_name_and_unknown_names_are_errors() {
-        assert_eq!(select(&[]).unwrap().len(), PARTS.len());
+        assert_eq!(select(&[], true).unwrap().len(), PARTS.len());
+        let ordinary = select(&[], false).unwrap();
+        assert_eq!(ordinary.iter().map(|part| part.name).next_back(), Some("vm"));
         let names = |wanted: &[&str]| {
             let wanted: Vec<String> = wanted.iter().map(|&name| name.into()).collect();
-            select(&wanted).map(|parts| parts.iter().map(|part| part.name).collect::<Vec<_>>())
+            select(&wanted, false).map(|parts| parts.iter().map(|part| part.name).collect::<Vec<_>>())
         };
         assert_eq!(names(&["e2e", "lint"]).unwrap(), ["lint", "e2e"]);
+        assert_eq!(names(&["conformance"]).unwrap(), ["conformance"]);
         assert!(names(&["lnit"]).unwrap_err().to_string().contains("lint"));
     }
 }

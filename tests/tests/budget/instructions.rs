@@ -43,7 +43,7 @@ impl Step {
 
 fn step(extra: &[&str]) -> Step {
     let bed = Testbed::new();
-    let daemon = Daemon::adapted(&bed.llama.bin, |mut command| {
+    let daemon = Daemon::adapted(&bed.llama.bin, "cpu", |mut command| {
         callgrind::profiled(command.args(["--spin-us", "0"]), bed.dir())
     })
     .unwrap();

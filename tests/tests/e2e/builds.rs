@@ -1,13 +1,13 @@
 //! Other builds of llama.cpp: prebuilt ones, from before today's interface, in the process of another runtime.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
 use ferry_tests::artifacts::Store;
 use ferry_tests::daemon::Daemon;
 use ferry_tests::llama::{Device, FERRY_DEVICE};
-use ferry_tests::{node, programs};
+use ferry_tests::node;
+use ferry_tests::releases::{Meaning, Release};
 
 use crate::testbed::{Testbed, run};
 
@@ -21,17 +21,11 @@ const SOME_TOKENS: u32 = 4;
 fn a_release_of_2025_answers_in_node_as_on_its_own_cpu() {
     let store = Store::open().unwrap();
     let model = store.model().unwrap();
-    for release in OLD {
-        let build = store.node(release).unwrap();
-        let daemon = Daemon::start(&build.bin).unwrap();
-        let answer = |device: &Device| run(&mut node::complete(&build, &model, device, TOKENS).unwrap());
-        let ferry = answer(&Device::Ferry(daemon.socket()));
-        assert_eq!(ferry.stdout.lines().count(), TOKENS as usize, "{release}: {}", ferry.tail());
-        assert_eq!(ferry.stdout, answer(&Device::Cpu).stdout, "{release}");
-        let session = &daemon.sessions(1).unwrap()[0];
-        assert_eq!((session.graphs, session.failures), (u64::from(TOKENS), 0), "{release}: {session:?}");
-        // A token of this model has some nine hundred nodes.
-        assert!(session.nodes > u64::from(TOKENS) * 500, "{release}: {session:?}");
+    for name in OLD {
+        let release = Release::from_npm(&store, name).unwrap();
+        let daemon = Daemon::start(release.bin()).unwrap();
+        let ferry = release.answer_through(&daemon, &model).unwrap();
+        assert_eq!(ferry, release.native_answer(&model).unwrap(), "{name}");
     }
 }
 
@@ -66,26 +60,14 @@ fn a_release_that_is_too_old_is_told_so_and_goes_on_without_a_device() {
     assert!(finished.stderr.contains("devices: []"), "{}", finished.tail());
 }
 
-/// What `meaning` says of each of its cases, with one release's ggml in the guest and another's on the host.
-fn meanings(program: &Path, guest: &Path, host: &Path) -> BTreeMap<String, String> {
-    let daemon = Daemon::start(host).unwrap();
-    let mut command = Command::new(program);
-    Device::Ferry(daemon.socket()).environment(&mut command).unwrap();
-    command.arg(programs::ggml_in(guest).unwrap()).arg(guest).arg(FERRY_DEVICE);
-    let finished = run(&mut command);
-    let words = finished.stdout.lines().filter_map(|line| line.split_once(' '));
-    words.map(|(case, verdict)| (case.to_owned(), verdict.to_owned())).collect()
-}
-
 /// ggml kept the names of operations while it changed what they read; each of these was computed wrongly once.
 #[test]
 fn an_operation_means_the_same_to_every_release_or_is_declined() {
     let store = Store::open().unwrap();
-    let dir = tempfile::tempdir().unwrap();
-    let program = programs::compile_alone("meaning", dir.path()).unwrap();
+    let meaning = Meaning::compile().unwrap();
     let (old, new) = (store.node(OLD[0]).unwrap().bin, store.llama_next().unwrap().bin);
     let check = |guest: &Path, host: &Path, cases: usize, declined: &[&str]| {
-        let found = meanings(&program, guest, host);
+        let found = meaning.verdicts(guest, &Daemon::start(host).unwrap()).unwrap();
         assert_eq!(found.len(), cases, "{found:?}");
         for (case, verdict) in &found {
             let expected = if declined.contains(&case.as_str()) { "declined" } else { "equal" };

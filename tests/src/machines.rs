@@ -1,0 +1,54 @@
+//! A model split over the devices of several machines, all of one daemon.
+
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+
+use crate::artifacts::LlamaBuild;
+use crate::daemon::Daemon;
+use crate::llama::{Completion, Device, RUN_TIMEOUT, RpcServer};
+
+/// Which of the daemon's devices a model is split over.
+pub const SPLITS: [&str; 3] = ["Ferry1,Ferry2", "Ferry0,Ferry1", "Ferry0,Ferry1,Ferry2"];
+const TOKENS: u32 = 24;
+
+/// A daemon whose devices are the first of the host's own and those of two ggml-rpc servers.
+#[derive(Debug)]
+pub struct Machines {
+    daemon: Daemon,
+    _servers: [RpcServer; 2],
+}
+
+impl Machines {
+    /// Starts them on the device `name` of `backend`, the servers as well.
+    pub fn start(llama: &LlamaBuild, backend: &str, name: &str) -> Result<Self> {
+        let servers = [RpcServer::start_on(llama, name)?, RpcServer::start_on(llama, name)?];
+        let [first, second] = servers.each_ref().map(RpcServer::port);
+        let daemon = Daemon::adapted(&llama.bin, backend, |mut command| {
+            command.args(["--backend", &format!("rpc=127.0.0.1:{first},127.0.0.1:{second}")]);
+            Ok(command)
+        })?;
+        Ok(Self { daemon, _servers: servers })
+    }
+
+    /// The model split over `devices` answers as on the `native` one, and each of them has computed.
+    pub fn answer_split(
+        &self,
+        llama: &LlamaBuild,
+        model: &Path,
+        native: &Device,
+        devices: &str,
+    ) -> Result<()> {
+        let prompt = "The three largest rivers of Europe are";
+        let completion = Completion { model, prompt, tokens: TOKENS, verbose: false };
+        let native = completion.run(llama, native)?.stdout;
+        let mut command = completion.command(llama, &Device::Ferry(self.daemon.socket()))?;
+        command.args(["--device", devices, "--split-mode", "layer"]);
+        let (split, session) = self.daemon.serve(&mut command, RUN_TIMEOUT)?;
+        ensure!(split.stdout == native, "the answer is {:?}, natively {native:?}", split.stdout);
+        // One graph a device and token: each of them has computed.
+        let expected = devices.split(',').count() as u64 * u64::from(TOKENS);
+        ensure!(session.graphs == expected, "not all was theirs: {session:?}");
+        Ok(())
+    }
+}

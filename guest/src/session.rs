@@ -20,7 +20,7 @@ use crate::slots::FreeSlots;
 use crate::sys::fork::ForkMark;
 use ferry_protocol::calls::CallCode;
 use ferry_protocol::channel::memory::Mapping;
-use ferry_protocol::channel::spin::Spin;
+use ferry_protocol::channel::spin::{Next, Spin};
 use ferry_protocol::channel::{Broken, Interest, Payload, Receiver, Sender, Waiter};
 use ferry_protocol::frame::{Flags, Header};
 use ferry_protocol::ids::{RegionId, Seq, StreamId};
@@ -44,6 +44,15 @@ const SPIN_VARIABLE: &str = "FERRY_SPIN_US";
 
 /// The environment variable for a file that gets a line of counters when a session ends.
 const STATS_VARIABLE: &str = "FERRY_STATS";
+
+/// What the host's devices compute with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Processors {
+    /// CPUs, which a thread that looks for answers takes time from.
+    Cpus,
+    /// Processors of their own.
+    Others,
+}
 
 /// The session cannot be used (any more). It was logged where it was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +129,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Session {
     /// The session behind a connection.
-    pub fn new(Connection { channel, regions }: Connection) -> std::io::Result<Self> {
+    pub fn new(
+        Connection { channel, regions }: Connection,
+        computes_on: Processors,
+    ) -> std::io::Result<Self> {
         Ok(Self {
             outbox: Mutex::new(Outbox { sender: channel.sender, last: 0 }),
             receiver: Mutex::new(channel.receiver),
@@ -130,7 +142,7 @@ impl Session {
             delivered: Condvar::new(),
             mark: ForkMark::new()?,
             fork_said: AtomicBool::new(false),
-            spin: Mutex::new(Spin::new(spin_max())),
+            spin: Mutex::new(Spin::new(spin_max()).waking_early(computes_on == Processors::Others)),
             buffers_freed: AtomicU64::new(0),
             reorderings: AtomicU64::new(0),
             graph_slots: FreeSlots::new(GRAPHS_PER_SESSION_MAX),
@@ -320,6 +332,7 @@ impl Session {
             }
         }
         outbox.last = seq;
+        lock(&self.spin).follow(call);
         let header = Header::request(call, stream, seq);
         loop {
             match outbox.sender.try_send(header, parts) {
@@ -401,16 +414,18 @@ impl Session {
     /// The leader's turn: takes in what is there; if nothing comes for a while, sleeps once.
     fn receive_or_sleep(&self, interest: Interest) -> Result<(), Broken> {
         let waiting = lock(&self.spin).begin(Instant::now());
-        loop {
-            if self.receive_all()? > 0 {
-                break;
+        while self.receive_all()? == 0 {
+            match waiting.next(Instant::now()) {
+                Next::Look => std::hint::spin_loop(),
+                Next::Sleep(timeout) => {
+                    self.waiter.wait(interest, timeout)?;
+                    // Woken, but not by the time: somebody wants something.
+                    if waiting.next(Instant::now()) != Next::Look {
+                        self.receive_all()?;
+                        break;
+                    }
+                }
             }
-            if !waiting.spins(Instant::now()) {
-                self.waiter.wait(interest, None)?;
-                self.receive_all()?;
-                break;
-            }
-            std::hint::spin_loop();
         }
         lock(&self.spin).end(&waiting, Instant::now());
         Ok(())

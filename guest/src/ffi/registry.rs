@@ -6,9 +6,9 @@ use super::device::DeviceContext;
 use super::{guard, host_buffer};
 use crate::connect::{ConnectError, Daemon};
 use crate::log::{self, Level};
-use crate::session::Session;
+use crate::session::{Processors, Session};
 use ferry_ggml::backend::{Handle, Reg, RegInterface};
-use ferry_protocol::hello::field_text;
+use ferry_protocol::hello::{DeviceFlags, field_text};
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -180,7 +180,10 @@ impl Registry {
 
     fn open(&self) -> Result<Session, ConnectError> {
         let daemon = self.daemon.as_ref().expect("there is a device, so there is a daemon");
-        Ok(Session::new(daemon.open()?)?)
+        // A back-end that takes a number of threads computes on CPUs.
+        let on_cpus = self.devices.iter().any(|device| device.record.flags.contains(DeviceFlags::THREADS));
+        let computes_on = if on_cpus { Processors::Cpus } else { Processors::Others };
+        Ok(Session::new(daemon.open()?, computes_on)?)
     }
 }
 

@@ -11,7 +11,7 @@ pub use regions::{RegionSource, Sharing};
 use crate::ggml::Library;
 use anyhow::Context;
 use dispatch::{Replies, Session};
-use ferry_protocol::channel::spin::Spin;
+use ferry_protocol::channel::spin::{Next, Spin};
 use ferry_protocol::channel::{Broken, Interest, Receiver, Waiter};
 use ferry_unix::Channel;
 use regions::Regions;
@@ -79,18 +79,21 @@ fn serve_or_sleep(
     let mut idle = None;
     loop {
         let mut outcome = Ok(());
-        if receiver.try_receive(&mut |header, payload| outcome = session.serve(header, payload, replies))? {
-            outcome?;
+        if receiver.try_receive(&mut |header, payload| {
             if let Some(idle) = idle.take() {
                 spin.end(&idle, Instant::now());
             }
+            spin.follow(header.call);
+            outcome = session.serve(header, payload, replies);
+        })? {
+            outcome?;
             continue;
         }
         replies.flush()?;
         let now = Instant::now();
         let waiting = idle.get_or_insert_with(|| spin.begin(now));
-        if !waiting.spins(now) {
-            waiter.wait(Interest::RECORDS, None)?;
+        if let Next::Sleep(timeout) = waiting.next(now) {
+            waiter.wait(Interest::RECORDS, timeout)?;
             spin.end(waiting, Instant::now());
             return Ok(());
         }

@@ -105,6 +105,9 @@ calls! {
     /// Reads from a tensor into a region.
     GET_INTO_REGION = 0x23, Session, Awaited, since 1;
 
+    /// Writes into a tensor what the host's model store has under these hashes.
+    SET_FROM_STORE = 0x28, Session, Awaited, since 1;
+
     /// Makes a backend instance: a stream.
     INIT_BACKEND = 0x30, Session, Awaited, since 1;
     /// Ends a stream.

@@ -87,6 +87,8 @@ impl DeviceFlags {
     pub const OPTIMIZE: Self = Self(8);
     /// Takes SET_TENSOR_2D and GET_TENSOR_2D.
     pub const TRANSFERS_2D: Self = Self(16);
+    /// Its tensors can be set from a model store of the host (SET_FROM_STORE).
+    pub const STORE: Self = Self(32);
 
     /// Whether `bits` are all set.
     pub fn contains(self, bits: Self) -> bool {

@@ -11,6 +11,7 @@
 //! | [`request`], [`reply`] | what each message carries |
 //! | [`tensor`], [`graph`] | tensors and graphs as records |
 //! | [`ops`], [`types`] | ggml's operations and element types under numbers that do not move |
+//! | [`store`] | by what weights are known that the host may have already |
 //! | [`hello`] | the handshake: versions, devices, the opening of a session |
 //! | [`ids`], [`limits`], [`status`] | names for things, bounds, outcomes |
 //! | [`cursor`] | bounds-checked reading of bytes that the other side wrote |
@@ -32,6 +33,7 @@ pub mod ops;
 pub mod reply;
 pub mod request;
 pub mod status;
+pub mod store;
 pub mod tensor;
 pub mod types;
 pub mod virtgpu;

@@ -43,6 +43,14 @@ pub const REGIONS_PER_SESSION_MAX: usize = 64;
 /// Bytes of all regions of one session. What is pinned for the host is missing elsewhere: a program that wants more gets
 /// memory of its own.
 pub const REGION_BYTES_PER_SESSION_MAX: u64 = 256 << 20;
+/// Pieces that weights are known by in a model store, counted from the start of each tensor; the last one is shorter.
+/// llama.cpp reads weights whole, or 1 MiB at a time where they are uploaded behind its back: both are found. One of them
+/// is what a worker reads and checks at once.
+pub const STORE_PIECE_BYTES: usize = 1 << 20;
+/// Pieces that one SET_FROM_STORE asks for: 1 GiB. A worker serves nothing else meanwhile.
+pub const STORE_PIECES_MAX: usize = 1024;
+/// Tensors smaller than this are in no store: asking would take longer than sending them.
+pub const STORE_TENSOR_BYTES_MIN: usize = 64 << 10;
 /// Events of one session. llama.cpp has four for each device and context that it pipelines, and four while it loads.
 pub const EVENTS_PER_SESSION_MAX: usize = 256;
 /// Threads that a guest may ask of a CPU back-end; ggml's own GGML_MAX_N_THREADS is 512.

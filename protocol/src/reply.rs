@@ -40,6 +40,22 @@ pub struct NoticeHeader {
     pub reserved: [u16; 3],
 }
 
+/// The answer to a SET_FROM_STORE: which of the pieces were there and are set now. One bit for each, the first one in the
+/// lowest bit of the first byte; the bits behind the last are 0.
+pub fn encode_held(held: &[bool]) -> Vec<u8> {
+    let byte = |bits: &[bool]| bits.iter().rev().fold(0, |byte, &bit| byte << 1 | u8::from(bit));
+    held.chunks(8).map(byte).collect()
+}
+
+/// Reads what [`encode_held`] wrote of so many pieces. `None` if it is not that.
+pub fn decode_held(bytes: &[u8], pieces: usize) -> Option<Vec<bool>> {
+    let bit = |at: usize| bytes[at / 8] >> (at % 8) & 1 == 1;
+    if bytes.len() != pieces.div_ceil(8) || (pieces..bytes.len() * 8).any(bit) {
+        return None;
+    }
+    Some((0..pieces).map(bit).collect())
+}
+
 /// In front of the answer to a GRAPH_OPTIMIZE. Behind it come `nodes` numbers (u32), where in the graph that was sent each
 /// node of the better order stands, and `deps` entries of [`AllocDep`].
 #[repr(C)]
@@ -108,6 +124,19 @@ impl Optimized {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bit_for_each_piece_and_none_behind_the_last() {
+        let held = [true, false, false, true, false, false, false, true, false, true];
+        assert_eq!(encode_held(&held), [0x89, 2]);
+        assert_eq!(decode_held(&[0x89, 2], 10).as_deref(), Some(&held[..]));
+        for (bytes, pieces) in
+            [(&[0x89][..], 10), (&[0x89, 2, 0], 10), (&[0x89, 6], 10), (&[0x89], 7), (&[0], 0)]
+        {
+            assert_eq!(decode_held(bytes, pieces), None, "{bytes:?} for {pieces}");
+        }
+        assert_eq!(decode_held(&[], 0), Some(vec![]));
+    }
 
     #[test]
     fn an_order_is_a_permutation_and_names_what_is_there() {

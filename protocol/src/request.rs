@@ -4,7 +4,8 @@ use crate::calls::CallCode;
 use crate::cursor::{Cursor, CursorError, only};
 use crate::graph::{self, GraphError, GraphTables, PatchHeader, TensorChange};
 use crate::ids::{BufferId, EventId, GraphId, RegionId};
-use crate::limits::OP_TENSORS_MAX;
+use crate::limits::{OP_TENSORS_MAX, STORE_PIECES_MAX};
+use crate::store::{PieceHash, pieces_of};
 use crate::tensor::{TensorLayout, TensorRecord};
 use bytemuck::{Pod, Zeroable};
 
@@ -130,6 +131,19 @@ pub struct RegionTransfer {
     pub reserved: u32,
 }
 
+/// In front of what a range of a tensor is made of. Behind it come `pieces` hashes ([`PieceHash`]), one for each piece of
+/// the range, counted from its start.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct StoredHeader {
+    /// The bytes that are wanted there.
+    pub range: TensorRange,
+    /// Hashes that follow.
+    pub pieces: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
 /// Makes `event` on `device`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
@@ -192,6 +206,8 @@ pub enum Request {
     SetFromRegion(RegionTransfer),
     /// [`CallCode::GET_INTO_REGION`]
     GetIntoRegion(RegionTransfer),
+    /// [`CallCode::SET_FROM_STORE`]: the range and its pieces
+    SetFromStore(TensorRange, Vec<PieceHash>),
     /// [`CallCode::EVENT_NEW`]
     EventNew(NewEvent),
     /// [`CallCode::EVENT_FREE`]
@@ -243,6 +259,18 @@ pub enum RequestError {
     /// More than [`OP_TENSORS_MAX`] records in a question about an operation, or none.
     #[error("{0}: {1} records, between 1 and {OP_TENSORS_MAX} are allowed")]
     OpTensors(CallCode, u32),
+    /// More than [`STORE_PIECES_MAX`] hashes, or not one for each piece of the range.
+    #[error(
+        "{call}: {hashes} hashes for {bytes} bytes; each piece has one, and {STORE_PIECES_MAX} are allowed"
+    )]
+    Pieces {
+        /// The call.
+        call: CallCode,
+        /// Hashes announced.
+        hashes: u32,
+        /// Bytes of the range.
+        bytes: u64,
+    },
     /// A reserved field is not 0. What it will mean one day must not pass by a host that does not know it.
     #[error("{0}: a reserved field is not 0")]
     Reserved(CallCode),
@@ -295,6 +323,7 @@ impl Request {
             CallCode::DROP_REGION => Self::DropRegion(fixed(call, params)?),
             CallCode::SET_FROM_REGION => Self::SetFromRegion(fixed(call, params)?),
             CallCode::GET_INTO_REGION => Self::GetIntoRegion(fixed(call, params)?),
+            CallCode::SET_FROM_STORE => stored(call, params)?,
             CallCode::EVENT_NEW => Self::EventNew(fixed(call, params)?),
             CallCode::EVENT_FREE => Self::EventFree(fixed(call, params)?),
             CallCode::EVENT_RECORD => Self::EventRecord(fixed(call, params)?),
@@ -347,7 +376,7 @@ impl Request {
             }
             Self::SetFromRegion(transfer) | Self::GetIntoRegion(transfer) => &transfer.range.tensor,
             Self::CopyTensor(copy) => return copy.src.reserved == 0 && copy.dst.reserved == 0,
-            Self::SetTensor(range) | Self::GetTensor(range) => &range.tensor,
+            Self::SetTensor(range) | Self::GetTensor(range) | Self::SetFromStore(range, _) => &range.tensor,
             Self::SetTensor2d(runs) | Self::GetTensor2d(runs) => &runs.tensor,
             Self::InitTensor(layout) => layout,
             Self::MemsetTensor(memset) => &memset.range.tensor,
@@ -392,6 +421,23 @@ fn byte_value(call: CallCode, params: &[u8]) -> Result<BufferValue, RequestError
 fn memset(call: CallCode, params: &[u8]) -> Result<MemsetTensor, RequestError> {
     let memset: MemsetTensor = fixed(call, params)?;
     if memset.value > 0xff { Err(RequestError::Value(call, memset.value)) } else { Ok(memset) }
+}
+
+fn stored(call: CallCode, params: &[u8]) -> Result<Request, RequestError> {
+    let wrap = |error| RequestError::Cursor(call, error);
+    let mut cursor = Cursor::new(params);
+    let header: StoredHeader = cursor.value("a range and its number of pieces").map_err(wrap)?;
+    if header.reserved != 0 {
+        return Err(RequestError::Reserved(call));
+    }
+    let (hashes, bytes) = (header.pieces, header.range.size);
+    let named = hashes > 0 && hashes as usize <= STORE_PIECES_MAX && u64::from(hashes) == pieces_of(bytes);
+    if !named {
+        return Err(RequestError::Pieces { call, hashes, bytes });
+    }
+    let pieces = cursor.values(hashes as usize, "the hashes of the pieces").map_err(wrap)?;
+    cursor.finish().map_err(wrap)?;
+    Ok(Request::SetFromStore(header.range, pieces))
 }
 
 fn op_query(call: CallCode, params: &[u8]) -> Result<(u32, Vec<TensorRecord>), RequestError> {

@@ -3,7 +3,7 @@
 use super::{is_exactly, rows};
 use ferry_protocol::calls::CallCode;
 use ferry_protocol::ids::BufferId;
-use ferry_protocol::reply::{Allocated, Memory, NoticeHeader};
+use ferry_protocol::reply::{Allocated, Memory, NoticeHeader, decode_held, encode_held};
 use ferry_protocol::status::Status;
 
 #[test]
@@ -31,6 +31,17 @@ fn notice() {
         &[0, 0, 0, 0, 0, 0], // reserved
     ]);
     is_exactly(&golden, NoticeHeader { call: CallCode::GRAPH_DEF, reserved: [0; 3] });
+}
+
+#[test]
+fn held() {
+    let golden = [
+        0b0000_0101, // pieces 0 to 7: the first and the third
+        0b0000_0001, // pieces 8 to 15: the ninth and last
+    ];
+    let pieces = [true, false, true, false, false, false, false, false, true];
+    assert_eq!(encode_held(&pieces), golden);
+    assert_eq!(decode_held(&golden, 9).as_deref(), Some(&pieces[..]));
 }
 
 #[test]

@@ -9,6 +9,7 @@ use ferry_protocol::request::{
     AddRegion, AllocBuffer, BufferValue, CopyTensor, MemsetTensor, NewEvent, Range, RegionTransfer, Request,
     RequestError, TensorRange, TensorRuns, params_bytes,
 };
+use ferry_protocol::store::PieceHash;
 use ferry_protocol::tensor::{TensorLayout, TensorRecord};
 use ferry_protocol::types::TensorType;
 
@@ -169,6 +170,22 @@ fn region_calls() -> Vec<Golden> {
     ]
 }
 
+/// A piece and a byte of a tensor that is large enough.
+fn store_calls() -> Vec<Golden> {
+    let bytes = rows(&[
+        &layout_bytes(),              // tensor
+        &[36, 0, 0, 0, 0, 0, 0, 0],   // offset
+        &[1, 0, 0x10, 0, 0, 0, 0, 0], // size: 1 MiB and a byte
+        &[2, 0, 0, 0],                // pieces
+        &[0, 0, 0, 0],                // reserved
+        &[0x11; 32],                  // the first one's SHA-256
+        &[0x22; 32],                  // the second one's
+    ]);
+    let range = TensorRange { size: (1 << 20) + 1, ..tensor_range() };
+    let pieces = vec![PieceHash([0x11; 32]), PieceHash([0x22; 32])];
+    vec![Golden(CallCode::SET_FROM_STORE, bytes, 0, Request::SetFromStore(range, pieces))]
+}
+
 fn event_calls() -> Vec<Golden> {
     use CallCode as C;
     let event = EventId { slot: 3, generation: 9 };
@@ -211,7 +228,8 @@ fn other_calls() -> Vec<Golden> {
 }
 
 fn all() -> Vec<Golden> {
-    [buffer_calls(), region_calls(), event_calls(), other_calls()].into_iter().flatten().collect()
+    let calls = [buffer_calls(), region_calls(), store_calls(), event_calls(), other_calls()];
+    calls.into_iter().flatten().collect()
 }
 
 #[test]
@@ -268,6 +286,8 @@ fn reserved_fields_are_zero() {
         (CallCode::SET_FROM_REGION, 84),
         (CallCode::SET_FROM_REGION, 116),
         (CallCode::GET_INTO_REGION, 119),
+        (CallCode::SET_FROM_STORE, 84),
+        (CallCode::SET_FROM_STORE, 108),
         (CallCode::EVENT_NEW, 12),
         (CallCode::SET_TENSOR, 84),
         (CallCode::GET_TENSOR, 87),
@@ -320,6 +340,27 @@ fn a_question_has_a_few_records() {
     let what = "the tensors of a question";
     let expected = RequestError::Cursor(CallCode::ALLOC_SIZE, CursorError::Truncated { what, found: 224 });
     assert_eq!(truncated, Err(expected));
+}
+
+#[test]
+fn each_piece_has_a_hash_and_there_are_not_too_many() {
+    let call = CallCode::SET_FROM_STORE;
+    let with = |bytes: u64, hashes: u32| {
+        let mut params = store_calls().remove(0).1;
+        params[96..104].copy_from_slice(&bytes.to_le_bytes());
+        params[104..108].copy_from_slice(&hashes.to_le_bytes());
+        params.resize(112 + 32 * hashes.min(2048) as usize, 0);
+        Request::parse(call, &params, 0)
+    };
+    let mib = 1 << 20;
+    for (bytes, hashes) in
+        [(0, 0), (0, 1), (1, 0), (1, 2), (mib, 2), (mib + 1, 1), (1025 * mib, 1025), (u64::MAX, u32::MAX)]
+    {
+        assert_eq!(with(bytes, hashes), Err(RequestError::Pieces { call, hashes, bytes }));
+    }
+    for (bytes, hashes) in [(1, 1), (mib, 1), (mib + 1, 2), (1024 * mib, 1024)] {
+        assert!(with(bytes, hashes).is_ok(), "{hashes} for {bytes}");
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@
 //! | [`virtgpu`] | the transport of a virtual machine |
 //! | [`graphs`] | graphs as objects: what was sent is not sent again |
 //! | [`regions`] | memory that the worker sees as well |
+//! | [`store`] | weights that the host has already are not sent |
 //! | [`slots`] | numbers for what the host keeps |
 //! | [`memo`] | questions about operations, asked once |
 //! | [`sys`] | tells that this process is a child that was forked off |
@@ -24,6 +25,7 @@ mod memo;
 mod regions;
 mod session;
 mod slots;
+mod store;
 mod sys;
 #[cfg(target_os = "linux")]
 mod virtgpu;

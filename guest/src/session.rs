@@ -116,6 +116,8 @@ pub struct Session {
     buffers_freed: AtomicU64,
     /// Graphs whose nodes were put in the order that the host prefers.
     reorderings: AtomicU64,
+    /// Bytes of weights that were hashed, to ask for them.
+    bytes_hashed: AtomicU64,
     graph_slots: FreeSlots,
     event_slots: FreeSlots,
     /// One region is made at a time; `None` on a transport without.
@@ -145,6 +147,7 @@ impl Session {
             spin: Mutex::new(Spin::new(spin_max()).waking_early(computes_on == Processors::Others)),
             buffers_freed: AtomicU64::new(0),
             reorderings: AtomicU64::new(0),
+            bytes_hashed: AtomicU64::new(0),
             graph_slots: FreeSlots::new(GRAPHS_PER_SESSION_MAX),
             event_slots: FreeSlots::new(EVENTS_PER_SESSION_MAX),
             regions: Mutex::new(regions),
@@ -201,9 +204,14 @@ impl Session {
 
     /// Sends a message and waits for its answer.
     pub fn call(&self, call: CallCode, stream: StreamId, parts: &[&[u8]]) -> Result<Reply, Lost> {
-        let expected = Expected { collected: Collected::Bytes(Vec::new()), unattended: false, done: None };
-        let seq = self.send(call, stream, parts, Some(expected))?;
+        let seq = self.ask(call, stream, parts)?;
         self.wait_for(seq)
+    }
+
+    /// Sends a message whose answer must be waited for later.
+    pub fn ask(&self, call: CallCode, stream: StreamId, parts: &[&[u8]]) -> Result<Seq, Lost> {
+        let expected = Expected { collected: Collected::Bytes(Vec::new()), unattended: false, done: None };
+        self.send(call, stream, parts, Some(expected))
     }
 
     /// Whether nobody is sending or waiting here, so that a call cannot have to wait for another one. A signal handler
@@ -294,6 +302,11 @@ impl Session {
         self.buffers_freed.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// So many bytes were hashed.
+    pub fn note_hashed(&self, bytes: usize) {
+        self.bytes_hashed.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
     /// Where on the host a graph can be kept.
     pub fn graph_slots(&self) -> &FreeSlots {
         &self.graph_slots
@@ -361,7 +374,8 @@ impl Session {
         self.wait_while(|_| std::mem::take(&mut once), Interest::BOTH)
     }
 
-    fn wait_for(&self, seq: Seq) -> Result<Reply, Lost> {
+    /// Waits for the answer to what was asked.
+    pub fn wait_for(&self, seq: Seq) -> Result<Reply, Lost> {
         self.flush()?;
         self.wait_while(
             |inbox| inbox.expected.get(&seq).is_some_and(|e| e.done.is_none()),
@@ -480,9 +494,10 @@ impl Session {
     fn append_stats(&self, path: &Path) {
         let ((doorbells, waits), messages) = (self.counters.read(), lock(&self.outbox).last);
         let (pid, reorderings) = (std::process::id(), self.reorderings.load(Ordering::Relaxed));
+        let hashed = self.bytes_hashed.load(Ordering::Relaxed);
         let line = format!(
             "{{\"guest_pid\":{pid},\"messages\":{messages},\"doorbells\":{doorbells},\"waits\":{waits},\
-             \"reorderings\":{reorderings}}}\n"
+             \"reorderings\":{reorderings},\"bytes_hashed\":{hashed}}}\n"
         );
         let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
         if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {

@@ -8,6 +8,7 @@ use super::reservation::Reservation;
 use super::{Destination, encode, guard, runs};
 use crate::log::{self, Level};
 use crate::session::{Lost, Session};
+use crate::store::{Bytes, Questions};
 use ferry_ggml::Tensor;
 use ferry_ggml::backend::{Buffer, BufferV1, BufferV2, Generation, Handle, status, usage};
 use ferry_protocol::calls::CallCode;
@@ -32,6 +33,8 @@ pub struct BufferContext {
     reservation: Reservation,
     inits_tensors: bool,
     takes_runs: bool,
+    /// Where the device's host has a model store.
+    questions: Option<Questions>,
     /// The usage that the host knows: ggml sets it without telling.
     told_usage: AtomicI32,
 }
@@ -50,6 +53,7 @@ pub fn alloc(device: &DeviceContext, size: usize) -> Handle {
         reservation,
         inits_tensors: device.record.flags.contains(DeviceFlags::INIT_TENSOR),
         takes_runs: device.record.flags.contains(DeviceFlags::TRANSFERS_2D),
+        questions: device.record.flags.contains(DeviceFlags::STORE).then(Questions::default),
         told_usage: AtomicI32::new(usage::ANY),
     });
     let (base, context) = (&registry().base, Box::into_raw(context).cast());
@@ -160,6 +164,8 @@ pub struct HostPlace<'a> {
     pub offset: u64,
     /// Whether the host takes several runs of bytes in a message.
     pub takes_runs: bool,
+    /// What is asked of the host's model store, if the buffer is for weights.
+    questions: Option<&'a Questions>,
 }
 
 /// Where `tensor` lies, if in a buffer of ours.
@@ -172,7 +178,8 @@ pub fn place_of(tensor: &Tensor) -> Option<HostPlace<'_>> {
     };
     let offset = context.reservation.offset_of(tensor.data)?;
     let BufferContext { session, id, takes_runs, .. } = context;
-    Some(HostPlace { session, buffer: *id, offset, takes_runs: *takes_runs })
+    let questions = context.questions.as_ref().filter(|_| context.is_for_weights());
+    Some(HostPlace { session, buffer: *id, offset, takes_runs: *takes_runs, questions })
 }
 
 impl BufferContext {
@@ -184,6 +191,11 @@ impl BufferContext {
             let value = BufferValue { buffer: self.id, value: usage as u64 };
             let _ = self.session.post(CallCode::SET_USAGE, StreamId::SESSION, &[bytemuck::bytes_of(&value)]);
         }
+    }
+
+    fn is_for_weights(&self) -> bool {
+        // Relaxed: a program says it before it sets them, and nothing but time depends on it.
+        self.told_usage.load(Ordering::Relaxed) == usage::WEIGHTS
     }
 
     fn post<T: bytemuck::NoUninit>(&self, call: CallCode, parameters: &T) {
@@ -229,14 +241,42 @@ pub unsafe fn post_set(
 ) -> Result<bool, Lost> {
     let place = place_of(tensor).ok_or(Lost)?;
     let layout = encode::layout(base, tensor).ok_or(Lost)?;
+    let Some(questions) = place.questions.filter(|_| size > 0) else {
+        // SAFETY: as promised.
+        return unsafe { post_bytes(&place, layout, stream, (data, offset, size), source) };
+    };
+    // SAFETY: as promised.
+    let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), size) };
+    let mut wanted = false;
+    for rest in
+        questions.set_held(place.session, Bytes { tensor: layout, offset: offset as u64, data: bytes })?
+    {
+        let part = (bytes[rest.clone()].as_ptr().cast(), offset + rest.start, rest.len());
+        // SAFETY: a part of what was promised.
+        wanted |= unsafe { post_bytes(&place, layout, stream, part, source)? };
+    }
+    Ok(wanted)
+}
+
+/// Posts bytes that the host does not have; as for [`post_set`].
+///
+/// # Safety
+/// `data` must be the start of `size` readable bytes.
+unsafe fn post_bytes(
+    place: &HostPlace<'_>,
+    layout: TensorLayout,
+    stream: StreamId,
+    (data, offset, size): (*const c_void, usize, usize),
+    source: Source,
+) -> Result<bool, Lost> {
     let shared = if source == Source::Lent || size >= REFERENCE_BYTES_MIN {
-        by_reference(&place, layout, (data, offset, size))
+        by_reference(place, layout, (data, offset, size))
     } else {
         None
     };
     let Some(transfer) = shared else {
         // SAFETY: as promised.
-        unsafe { post_copied(&place, layout, stream, (data, offset, size))? };
+        unsafe { post_copied(place, layout, stream, (data, offset, size))? };
         return Ok(false);
     };
     place.session.post(CallCode::SET_FROM_REGION, stream, &[bytemuck::bytes_of(&transfer)])?;

@@ -1,10 +1,11 @@
 //! What a person, or a process of ours, may say on the command line.
 
 use crate::ggml::Library;
+use crate::store::admin;
 use clap::{Args, Parser, Subcommand};
 use ferry_protocol::hello::field_text;
 use std::io::{IsTerminal, stderr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tracing_subscriber::EnvFilter;
 
@@ -24,6 +25,9 @@ pub enum Command {
     Serve(Serve),
     /// List the devices that guests would be shown.
     Devices(Backends),
+    /// Keep models on this machine, so that guests which load the same need not send their weights.
+    #[command(subcommand)]
+    Store(StoreCommand),
     /// Accept connections on standard input's socket (started by `serve`).
     #[command(hide = true)]
     Front(Front),
@@ -82,6 +86,45 @@ pub struct Tuning {
     /// Microseconds to look for the next message before sleeping, at most. Default: 2000 with 4 cores or more, else 0.
     #[arg(long, value_name = "N")]
     pub spin_us: Option<u64>,
+    /// Offer guests the weights of the models in this directory, which `ferryd store add` fills: what a guest has as well
+    /// need not cross. A guest that knows a published model's hashes can read it from here.
+    #[arg(long, value_name = "DIR")]
+    pub model_store: Option<PathBuf>,
+}
+
+/// `ferryd store`.
+#[derive(Debug, Subcommand)]
+pub enum StoreCommand {
+    /// Copy GGUF files into the store. Every guest may then read their weights.
+    Add {
+        #[command(flatten)]
+        #[allow(missing_docs)]
+        store: ModelStore,
+        /// The models' files.
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+    },
+    /// List the models in the store.
+    List(ModelStore),
+    /// Read every model whole, and say which are damaged.
+    Check(ModelStore),
+    /// Remove models from the store.
+    Remove {
+        #[command(flatten)]
+        #[allow(missing_docs)]
+        store: ModelStore,
+        /// Their names, as `list` shows them.
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+    },
+}
+
+/// Which store.
+#[derive(Args, Clone, Debug)]
+pub struct ModelStore {
+    /// The store's directory.
+    #[arg(long = "model-store", value_name = "DIR")]
+    pub dir: PathBuf,
 }
 
 /// `ferryd front`.
@@ -138,6 +181,48 @@ pub fn init_logging() {
         .with_ansi(stderr().is_terminal())
         .with_target(false)
         .init();
+}
+
+/// `ferryd store`.
+pub fn run_store(command: &StoreCommand) -> anyhow::Result<()> {
+    match command {
+        StoreCommand::Add { store, files } => {
+            for file in files {
+                println!("{}", admin::add(&store.dir, file)?);
+            }
+        }
+        StoreCommand::List(store) => {
+            for entry in admin::list(&store.dir)? {
+                entry.map_or_else(|error| println!("{error:#}"), |entry| println!("{entry}"));
+            }
+        }
+        StoreCommand::Check(store) => check_store(&store.dir)?,
+        StoreCommand::Remove { store, names } => {
+            for name in names {
+                admin::remove(&store.dir, name)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_store(dir: &Path) -> anyhow::Result<()> {
+    let mut damaged = 0;
+    for name in admin::names(dir)? {
+        let verdict = match admin::damaged_pieces(dir, &name) {
+            Ok(0) => "whole".to_owned(),
+            Ok(pieces) => format!("damaged: {pieces} pieces are not what they were"),
+            Err(error) => format!("damaged: {error:#}"),
+        };
+        damaged += usize::from(verdict != "whole");
+        println!("{name}: {verdict}");
+    }
+    match damaged {
+        0 => Ok(()),
+        n => anyhow::bail!(
+            "{n} models are damaged: guests send their weights instead. Remove and add them again"
+        ),
+    }
 }
 
 /// `ferryd devices`.

@@ -17,5 +17,6 @@ pub mod gpu;
 pub mod process;
 #[cfg(target_os = "linux")]
 mod sources;
+pub mod store;
 pub mod supervisor;
 pub mod worker;

@@ -10,6 +10,7 @@ fn main() -> ExitCode {
     let outcome = match &cli.command {
         Command::Serve(serve) => ferry_host::supervisor::run(serve),
         Command::Devices(backends) => ferry_host::cli::print_devices(backends),
+        Command::Store(command) => ferry_host::cli::run_store(command),
         Command::Front(front) => ferry_host::front::run(front),
         Command::Worker(worker) => ferry_host::process::run_worker(worker),
         Command::Probe(backends) => ferry_host::process::run_probe(backends),

@@ -62,6 +62,7 @@ pub fn run_worker(arguments: &Worker) -> anyhow::Result<()> {
     let config = worker::Config {
         stats: arguments.tuning.stats.clone(),
         spin: arguments.tuning.spin_us.map(Duration::from_micros),
+        model_store: arguments.tuning.model_store.clone(),
         client_pid: arguments.client_pid,
     };
     let opened = Header { seq: arguments.open_seq, ..Header::request(CallCode::OPEN, StreamId::SESSION, 0) };

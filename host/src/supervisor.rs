@@ -3,11 +3,13 @@
 
 use crate::cli::Serve;
 use crate::front::{self, WorkerRequest};
+use crate::store::admin;
 use anyhow::{Context, bail};
+use ferry_protocol::VERSION_MAX;
 use ferry_protocol::calls::CallCode;
 use ferry_protocol::cursor;
 use ferry_protocol::frame::Header;
-use ferry_protocol::hello::{decode_welcome, field_text};
+use ferry_protocol::hello::{DeviceFlags, DeviceRecord, decode_welcome, encode_welcome, field_text};
 use ferry_protocol::ids::StreamId;
 use ferry_protocol::status::Status;
 use ferry_unix::frames;
@@ -65,7 +67,11 @@ pub fn run(serve: &Serve) -> anyhow::Result<()> {
     }
     signals.set_nonblocking(true)?;
 
-    let welcome = probe(serve)?;
+    let mut devices = probe(serve)?;
+    if let Some(dir) = &serve.tuning.model_store {
+        offer_store(dir, &mut devices)?;
+    }
+    let welcome = encode_welcome(VERSION_MAX, &devices);
     let mut listeners = Vec::new();
     for (guests, path) in sockets(serve) {
         listeners.push(Listener::start(guests, &path, serve, &welcome)?);
@@ -94,7 +100,7 @@ fn sockets(serve: &Serve) -> Vec<(Guests, PathBuf)> {
 }
 
 /// Asks a process of its own what devices there are: a driver that crashes takes that process.
-fn probe(serve: &Serve) -> anyhow::Result<Vec<u8>> {
+fn probe(serve: &Serve) -> anyhow::Result<Vec<DeviceRecord>> {
     let output = ferryd(&["probe"])
         .args(backend_arguments(serve))
         .stdin(Stdio::null())
@@ -108,7 +114,24 @@ fn probe(serve: &Serve) -> anyhow::Result<Vec<u8>> {
     for device in &devices {
         tracing::info!("device {}: {}", field_text(&device.name), field_text(&device.description));
     }
-    Ok(output.stdout)
+    Ok(devices)
+}
+
+/// Tells guests that weights may be here already. A store that cannot be looked into is a mistake; a model in it that cannot
+/// be used is none: guests send what is not here.
+fn offer_store(dir: &Path, devices: &mut [DeviceRecord]) -> anyhow::Result<()> {
+    let mut models = 0;
+    for entry in admin::list(dir)? {
+        match entry {
+            Ok(_) => models += 1,
+            Err(error) => tracing::warn!("a model of the store cannot be used: {error:#}"),
+        }
+    }
+    tracing::info!("model store {}: {models} models", dir.display());
+    for device in devices {
+        device.flags = device.flags | DeviceFlags::STORE;
+    }
+    Ok(())
 }
 
 fn ferryd(arguments: &[&str]) -> Command {
@@ -298,6 +321,9 @@ fn spawn_worker(serve: &Serve, request: &WorkerRequest, connection: &UnixStream)
     }
     if let Some(spin_us) = serve.tuning.spin_us {
         command.args(["--spin-us", &spin_us.to_string()]);
+    }
+    if let Some(dir) = &serve.tuning.model_store {
+        command.arg("--model-store").arg(dir);
     }
     Ok(command.stdin(Stdio::from(OwnedFd::from(connection.try_clone()?))).stdout(Stdio::null()).spawn()?)
 }

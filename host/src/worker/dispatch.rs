@@ -4,6 +4,7 @@ use super::objects::{DefinedGraph, Objects, Stream};
 use super::regions::Regions;
 use super::stats::Stats;
 use crate::ggml::{Backend, Buffer, Event, Graph, Invalid, Library, Place, Span, ValidGraph};
+use crate::store::Shelf;
 use ferry_protocol::calls::{CallCode, Manner};
 use ferry_protocol::channel::{Broken, Interest, Payload, Sender, Waiter};
 use ferry_protocol::frame::{Flags, Header};
@@ -44,12 +45,12 @@ impl Replies {
 }
 
 /// Why a call was not done.
-struct Refusal {
+pub(super) struct Refusal {
     status: Status,
     text: String,
 }
 
-fn refuse<T>(status: Status, text: impl Into<String>) -> Result<T, Refusal> {
+pub(super) fn refuse<T>(status: Status, text: impl Into<String>) -> Result<T, Refusal> {
     Err(Refusal { status, text: text.into() })
 }
 
@@ -61,7 +62,7 @@ impl From<Invalid> for Refusal {
 }
 
 /// What a call is answered with.
-enum Answer {
+pub(super) enum Answer {
     /// Nothing, or an empty message to one who waits.
     Done,
     /// These bytes.
@@ -75,9 +76,11 @@ enum Answer {
 /// A session: one guest process.
 pub struct Session {
     library: Arc<Library>,
-    objects: Objects,
+    pub(super) objects: Objects,
     /// After the objects: a stream may be working on them.
     regions: Regions,
+    /// Weights that the guest need not send.
+    pub(super) shelf: Option<Shelf>,
     scratch: Vec<u8>,
     /// What was counted so far.
     pub stats: Stats,
@@ -85,9 +88,9 @@ pub struct Session {
 
 impl Session {
     /// A new one, on the devices of `library`.
-    pub fn new(library: Arc<Library>, regions: Regions, client_pid: u32) -> Self {
+    pub fn new(library: Arc<Library>, regions: Regions, shelf: Option<Shelf>, client_pid: u32) -> Self {
         let stats = Stats { client_pid, worker_pid: std::process::id(), ..Stats::default() };
-        Self { library, objects: Objects::default(), regions, scratch: Vec::new(), stats }
+        Self { library, objects: Objects::default(), regions, shelf, scratch: Vec::new(), stats }
     }
 
     /// Serves one message. An error is the channel's: the session is over.
@@ -186,6 +189,7 @@ impl Session {
             }
             Request::SetFromRegion(transfer) => self.set_from_region(&transfer, header.stream),
             Request::GetIntoRegion(transfer) => self.get_into_region(&transfer, header.stream),
+            Request::SetFromStore(range, pieces) => self.set_from_store(&range, &pieces),
             Request::EventNew(new) => self.new_event(&new),
             Request::EventFree(id) => match self.objects.free_event(id) {
                 true => Ok(Answer::Done),
@@ -310,7 +314,7 @@ impl Session {
         }
     }
 
-    fn range(&mut self, range: &TensorRange) -> Result<Place<'_>, Refusal> {
+    pub(super) fn range(&mut self, range: &TensorRange) -> Result<Place<'_>, Refusal> {
         let place = self.place(range.tensor)?;
         contains(&place, range)?;
         Ok(place)
@@ -592,7 +596,7 @@ fn bytes_layout(offset: u64, size: u64) -> TensorLayout {
     }
 }
 
-fn no_buffer<T>(id: BufferId) -> Result<T, Refusal> {
+pub(super) fn no_buffer<T>(id: BufferId) -> Result<T, Refusal> {
     refuse(Status::STALE_HANDLE, format!("{id:?}"))
 }
 

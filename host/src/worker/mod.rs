@@ -2,6 +2,7 @@
 //! here, or in a driver below, takes this process alone.
 
 mod dispatch;
+mod from_store;
 mod objects;
 mod regions;
 mod stats;
@@ -9,6 +10,7 @@ mod stats;
 pub use regions::{RegionSource, Sharing};
 
 use crate::ggml::Library;
+use crate::store::Shelf;
 use anyhow::Context;
 use dispatch::{Replies, Session};
 use ferry_protocol::channel::spin::{Next, Spin};
@@ -26,6 +28,8 @@ pub struct Config {
     pub stats: Option<PathBuf>,
     /// How long to look for the next message before sleeping, at most; `None` for what suits the machine.
     pub spin: Option<Duration>,
+    /// Where weights are that guests need not send.
+    pub model_store: Option<PathBuf>,
     /// The guest's process, for the log.
     pub client_pid: u32,
 }
@@ -39,7 +43,8 @@ pub fn serve(
 ) -> anyhow::Result<()> {
     let Channel { sender, mut receiver, waiter, counters } = channel;
     let mut replies = Replies { sender, waiter: waiter.clone() };
-    let mut session = Session::new(library, Regions::new(sharing), config.client_pid);
+    let shelf = config.model_store.clone().map(Shelf::new);
+    let mut session = Session::new(library, Regions::new(sharing), shelf, config.client_pid);
     let mut spin = Spin::new(config.spin);
     let ended = loop {
         if let Err(error) = serve_or_sleep(&mut *receiver, &*waiter, &mut spin, &mut session, &mut replies) {

@@ -32,6 +32,8 @@ pub struct Stats {
     pub bytes_in: u64,
     /// Bytes copied from and into regions.
     pub bytes_shared: u64,
+    /// Bytes of weights that were in the model store: neither in `bytes_in` nor in `bytes_shared`.
+    pub bytes_from_store: u64,
     /// Bytes of payload sent.
     pub bytes_out: u64,
     /// Bytes of all buffers that the guest has.

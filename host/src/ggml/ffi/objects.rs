@@ -481,6 +481,17 @@ impl Place<'_> {
         unsafe { (self.ggml().ggml_backend_tensor_set)(&mut tensor, from, offset as usize, data.len()) };
     }
 
+    /// Copies `bytes` of this process to `offset` in the tensor.
+    ///
+    /// # Panics
+    /// If they do not fit; the caller has checked.
+    pub fn set_bytes(&self, bytes: &[u8], offset: u64) {
+        assert!(self.contains(offset, bytes.len() as u64));
+        let (mut tensor, from) = (self.tensor(), bytes.as_ptr().cast());
+        // SAFETY: the range is within the tensor and the tensor within its buffer.
+        unsafe { (self.ggml().ggml_backend_tensor_set)(&mut tensor, from, offset as usize, bytes.len()) };
+    }
+
     /// Copies the whole of `span` to `offset` in the tensor; as for `set`, the guest may change the bytes meanwhile.
     pub fn set_shared(&self, span: Span<'_>, offset: u64) {
         assert!(self.contains(offset, span.len as u64));

@@ -219,9 +219,9 @@ fn check_store(dir: &Path) -> anyhow::Result<()> {
     }
     match damaged {
         0 => Ok(()),
-        n => anyhow::bail!(
-            "{n} models are damaged: guests send their weights instead. Remove and add them again"
-        ),
+        n => {
+            anyhow::bail!("damaged models: {n}. Guests send their weights instead; remove and add them again")
+        }
     }
 }
 

@@ -127,7 +127,7 @@ fn offer_store(dir: &Path, devices: &mut [DeviceRecord]) -> anyhow::Result<()> {
             Err(error) => tracing::warn!("a model of the store cannot be used: {error:#}"),
         }
     }
-    tracing::info!("model store {}: {models} models", dir.display());
+    tracing::info!(models, "offering the model store {}", dir.display());
     for device in devices {
         device.flags = device.flags | DeviceFlags::STORE;
     }

@@ -45,8 +45,12 @@ pub struct Session {
     pub reorderings: u64,
     /// Events recorded.
     pub events: u64,
+    /// Bytes that crossed by value.
+    pub bytes_in: u64,
     /// Bytes that crossed by reference, in memory that both see.
     pub bytes_shared: u64,
+    /// Bytes that did not cross: the daemon had them.
+    pub bytes_from_store: u64,
     /// The most bytes of buffers that the guest had.
     pub buffer_bytes_max: u64,
     /// Bytes of the worker's own memory at its end.

@@ -2,103 +2,24 @@
 //! wrong is an error, and the session goes on.
 
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
 
-use ferry_protocol::calls::{CallCode, Manner};
-use ferry_protocol::channel::arena::End;
+use ferry_protocol::calls::CallCode;
 use ferry_protocol::channel::memory::{MappedRange, Mapping, Memory};
-use ferry_protocol::channel::{Interest, Payload};
-use ferry_protocol::frame::Header;
-use ferry_protocol::hello::{Hello, MAGIC, Open, Opened, Transport};
-use ferry_protocol::ids::{BufferId, EventId, RegionId, StreamId};
+use ferry_protocol::ids::{BufferId, EventId, RegionId};
 use ferry_protocol::limits::{REGION_BYTES_PER_SESSION_MAX, REGIONS_PER_SESSION_MAX};
-use ferry_protocol::reply::Allocated;
-use ferry_protocol::request::{AddRegion, AllocBuffer, NewEvent, Range, RegionTransfer, TensorRange};
+use ferry_protocol::request::{AddRegion, NewEvent, RegionTransfer, TensorRange};
 use ferry_protocol::status::Status;
 use ferry_protocol::tensor::TensorLayout;
-use ferry_protocol::types::TensorType;
-use ferry_protocol::{VERSION_MAX, VERSION_MIN, cursor};
 use ferry_tests::daemon::Daemon;
-use ferry_unix::{Channel, arena, frames};
+use ferry_unix::{arena, frames};
 
+use crate::guest::{Guest, bytes_of};
 use crate::testbed::Testbed;
 
-/// Longer than any answer takes.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
 const PAGE: usize = 4096;
 
-/// A guest.
-pub struct Guest {
-    socket: UnixStream,
-    channel: Channel,
-    seq: u64,
-}
-
 impl Guest {
-    /// One with a session.
-    pub fn new(daemon: &Daemon) -> Self {
-        let socket = UnixStream::connect(daemon.socket()).unwrap();
-        let hello = Hello { magic: MAGIC, version_min: VERSION_MIN, version_max: VERSION_MAX, reserved: 0 };
-        let request = |call, seq| Header::request(call, StreamId::SESSION, seq);
-        frames::write(&socket, request(CallCode::HELLO, 1), bytemuck::bytes_of(&hello), &[]).unwrap();
-        frames::read(&socket).unwrap();
-        let open = Open { transport: Transport::ARENA, client_pid: 0 };
-        frames::write(&socket, request(CallCode::OPEN, 2), bytemuck::bytes_of(&open), &[]).unwrap();
-        let (_, opened, fds) = frames::read(&socket).unwrap();
-        let opened: Opened = cursor::only(&opened, "an OPENED").unwrap();
-        let [memory, host_event, guest_event] = fds.try_into().unwrap();
-        let mapping = Arc::new(arena::map(&memory, opened.arena_bytes).unwrap());
-        let own = socket.try_clone().unwrap();
-        let channel = arena::channel(mapping, &opened, End::Guest, (guest_event, host_event), own).unwrap();
-        Self { socket, channel, seq: 0 }
-    }
-
-    /// Sends a message; its answer, or the notice of its failure, or `None` for a posted one that went well.
-    pub fn ask(&mut self, call: CallCode, stream: StreamId, parameters: &[u8]) -> Option<(Header, Vec<u8>)> {
-        self.seq += 1;
-        let seq = self.seq;
-        assert!(self.channel.sender.try_send(Header::request(call, stream, seq), &[parameters]).unwrap());
-        let awaited = call.row().unwrap().manner == Manner::Awaited;
-        if !awaited {
-            // Answered after everything before it.
-            self.seq += 1;
-            let last = Header::request(CallCode::SYNCHRONIZE, StreamId::SESSION, self.seq);
-            assert!(self.channel.sender.try_send(last, &[]).unwrap());
-        }
-        let mut found = None;
-        loop {
-            let mut last = None;
-            let mut take = |header: Header, payload: Payload<'_>| last = Some((header, payload.to_vec()));
-            while !self.channel.receiver.try_receive(&mut take).unwrap() {
-                self.channel.waiter.wait(Interest::RECORDS, Some(ANSWERS_WITHIN)).unwrap();
-            }
-            let (header, payload) = last.unwrap();
-            if header.seq == seq {
-                found = Some((header, payload));
-                if awaited {
-                    return found;
-                }
-            } else {
-                return found;
-            }
-        }
-    }
-
-    /// The status of its answer, or of the notice of its failure.
-    pub fn status(&mut self, call: CallCode, parameters: &[u8]) -> Status {
-        self.ask(call, StreamId::SESSION, parameters).map_or(Status::OK, |(header, _)| header.status)
-    }
-
-    /// A new buffer on the first device.
-    pub fn alloc(&mut self, size: usize) -> BufferId {
-        let alloc = AllocBuffer { size: size as u64, device: 0, reserved: 0 };
-        let (_, reply) =
-            self.ask(CallCode::ALLOC_BUFFER, StreamId::SESSION, bytemuck::bytes_of(&alloc)).unwrap();
-        cursor::only::<Allocated>(&reply, "an allocation").unwrap().buffer
-    }
-
     fn add(&mut self, region: u32, size: u64) -> Status {
         let add = AddRegion { size, region: RegionId(region), reserved: 0 };
         self.status(CallCode::ADD_REGION, bytemuck::bytes_of(&add))
@@ -113,19 +34,6 @@ impl Guest {
         assert!(nix::unistd::ftruncate(fds[0].as_fd(), 0).is_err());
         MappedRange::new(mapping, 0, size).unwrap()
     }
-
-    /// The first `size` bytes of a buffer.
-    pub fn read(&mut self, buffer: BufferId, size: usize) -> Vec<u8> {
-        let range = Range { buffer, offset: 0, size: size as u64 };
-        self.ask(CallCode::READ, StreamId::SESSION, bytemuck::bytes_of(&range)).unwrap().1
-    }
-}
-
-/// The first `size` bytes of a buffer as a tensor.
-pub fn bytes_of(buffer: BufferId, size: usize) -> TensorLayout {
-    let size = size as u64;
-    let (ne, nb) = ([size as i64, 1, 1, 1], [1, size, size, size]);
-    TensorLayout { kind: TensorType::I8, ne, nb, buffer, ..TensorLayout::default() }
 }
 
 fn transfer(tensor: TensorLayout, (offset, size): (usize, usize), region: u32, at: u64) -> RegionTransfer {

@@ -13,7 +13,7 @@ use ferry_tests::daemon::Daemon;
 use ferry_tests::llama::{Device, FERRY_DEVICE};
 use ferry_tests::programs;
 
-use crate::regions::{Guest, bytes_of};
+use crate::guest::{Guest, bytes_of};
 use crate::testbed::{Testbed, run};
 
 /// Cases of `strides.c`.

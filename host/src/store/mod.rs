@@ -13,8 +13,8 @@
 //! Nothing here can make a result wrong: what is read from a model's file is read into a worker's own memory, a piece at a
 //! time, hashed there, and used only if it has the hash that the guest asked for. Otherwise the guest sends its own.
 //!
-//! Hashing has its price: SHA-256 on one core of a processor with instructions for it takes one to two GB/s, and it is done
-//! once on either side.
+//! Any guest can read what is in here, if it knows the hash of a piece: the store is for weights that all may have. It cannot
+//! list, and nothing of a guest's is ever written here.
 //!
 //! | module | what |
 //! |---|---|

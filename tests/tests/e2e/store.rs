@@ -11,9 +11,10 @@ use ferry_protocol::ids::{BufferId, StreamId};
 use ferry_protocol::request::{BufferValue, StoredHeader, TensorRange};
 use ferry_protocol::status::Status;
 use ferry_protocol::store::PieceHash;
+use ferry_tests::artifacts::Store;
 use ferry_tests::checkout;
 use ferry_tests::daemon::{Daemon, Session};
-use ferry_tests::llama::Device;
+use ferry_tests::llama::{Completion, Device, VULKAN_DEVICES};
 
 use crate::guest::{Guest, bytes_of};
 use crate::testbed::{Testbed, run};
@@ -60,6 +61,35 @@ fn offering(bed: &Testbed) -> Daemon {
         Ok(command)
     };
     Daemon::adapted(&bed.llama.bin, "cpu", adapt).unwrap()
+}
+
+/// Without mapping its file, llama.cpp uploads a MiB at a time behind its own back where a device has events: Vulkan's do.
+#[test]
+fn weights_that_come_in_pieces_are_found_too() {
+    let bed = Testbed::new();
+    filled(&bed);
+    let vulkan = Store::open().unwrap().node_vulkan().unwrap();
+    let answer = |store: Option<PathBuf>| {
+        let adapt = |mut command: Command| {
+            command.env(VULKAN_DEVICES.0, VULKAN_DEVICES.1);
+            command.args(store.iter().flat_map(|dir| ["--model-store".as_ref(), dir.as_os_str()]));
+            Ok(command)
+        };
+        let daemon = Daemon::adapted(&vulkan.bin, "vulkan", adapt).unwrap();
+        let completion = Completion { model: &bed.model, prompt: "A boat", tokens: 3, verbose: true };
+        let mut command = completion.command(&bed.llama, &Device::Ferry(daemon.socket())).unwrap();
+        let finished = run(command.arg("--no-mmap"));
+        assert!(finished.stderr.contains("using async uploads for device Ferry0"), "{}", finished.tail());
+        (finished.stdout, daemon.sessions(1).unwrap()[0].clone())
+    };
+    let (expected, without) = answer(None);
+    let (text, with) = answer(Some(dir(&bed)));
+    assert_eq!(text, expected);
+    let crossed = |session: &Session| session.bytes_in + session.bytes_shared;
+    assert_eq!((without.bytes_from_store, with.failures), (0, 0), "{without:?} {with:?}");
+    assert!(with.bytes_from_store >= fs::metadata(&bed.model).unwrap().len() * 9 / 10, "{with:?}");
+    // Lavapipe is asked how it would have each graph, which is more than anything else that crosses.
+    assert!(crossed(&with) + with.bytes_from_store <= crossed(&without) + (1 << 20), "{without:?} {with:?}");
 }
 
 /// A decode whose answer is the native one: what its worker counted, and the bytes that its guest hashed.

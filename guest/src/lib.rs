@@ -12,6 +12,7 @@
 //! | [`graphs`] | graphs as objects: what was sent is not sent again |
 //! | [`regions`] | memory that the worker sees as well |
 //! | [`store`] | weights that the host has already are not sent |
+//! | [`hashing`] | the hashes by which they are asked for |
 //! | [`slots`] | numbers for what the host keeps |
 //! | [`memo`] | questions about operations, asked once |
 //! | [`sys`] | tells that this process is a child that was forked off |
@@ -20,6 +21,7 @@
 mod connect;
 mod ffi;
 mod graphs;
+mod hashing;
 mod log;
 mod memo;
 mod regions;

@@ -18,6 +18,7 @@
 //! more in the first: the questions of a large tensor are on their way while the next ones are hashed, so that the guest's
 //! hashing overlaps the host's reading and checking.
 
+use crate::hashing::hash_all;
 use crate::session::{Lost, Session};
 use ferry_protocol::calls::CallCode;
 use ferry_protocol::ids::StreamId;
@@ -25,7 +26,7 @@ use ferry_protocol::limits::{STORE_PIECE_BYTES, STORE_TENSOR_BYTES_MIN};
 use ferry_protocol::reply::decode_held;
 use ferry_protocol::request::{StoredHeader, TensorRange};
 use ferry_protocol::status::Status;
-use ferry_protocol::store::{PieceHash, hash_pieces, pieces_of};
+use ferry_protocol::store::{PieceHash, pieces_of};
 use ferry_protocol::tensor::TensorLayout;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -111,7 +112,7 @@ fn ask(session: &Session, bytes: &Bytes<'_>, range: Range<usize>) -> Result<Vec<
     let mut sent = Vec::new();
     let mut offset = bytes.offset + range.start as u64;
     for data in bytes.data[range].chunks(QUESTION_PIECES * STORE_PIECE_BYTES) {
-        let hashes = hash_pieces(data);
+        let hashes = hash_all(data);
         session.note_hashed(data.len());
         let range = TensorRange { tensor: bytes.tensor, offset, size: data.len() as u64 };
         sent.push((send(session, range, &hashes)?, hashes.len()));

@@ -30,7 +30,7 @@ mod shelf;
 #[cfg(test)]
 mod tests;
 
-pub use shelf::Shelf;
+pub use shelf::{Shelf, Wanted};
 
 use std::fs::File;
 use std::io;

@@ -1,7 +1,7 @@
 //! A store as its administrator and a worker use it, and what may have happened to its files in between.
 
 use super::gguf::tests::model;
-use super::{Shelf, admin, index_path};
+use super::{Shelf, Wanted, admin, index_path};
 use ferry_protocol::store::{PieceHash, hash_pieces};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -52,12 +52,21 @@ impl Store {
 fn held(shelf: &mut Shelf) -> [bool; 3] {
     let tensor = &tensors()[0];
     let mut pieces = tensor.chunks(1 << 20);
-    [(); 3].map(|()| {
+    let wanted: Vec<Wanted> =
+        pieces.clone().map(|piece| Wanted { hash: PieceHash::of(piece), bytes: piece.len() }).collect();
+    let mut held = Vec::new();
+    shelf.fetch(&wanted, |found| {
         let piece = pieces.next().unwrap();
-        let found = shelf.find(PieceHash::of(piece), piece.len());
         assert!(found.is_none_or(|found| found == piece), "other bytes than asked for");
-        found.is_some()
-    })
+        held.push(found.is_some());
+    });
+    held.try_into().unwrap()
+}
+
+fn has(shelf: &mut Shelf, hash: PieceHash, bytes: usize) -> bool {
+    let mut has = false;
+    shelf.fetch(&[Wanted { hash, bytes }], |found| has = found.is_some());
+    has
 }
 
 fn change(path: &Path, at: u64) {
@@ -81,10 +90,10 @@ fn what_is_added_is_found_by_its_hash_and_length_and_nothing_else_is() {
     let mut shelf = Shelf::new(store.path());
     let [_, enough, little] = tensors();
     let hash = hash_pieces(&enough)[0];
-    assert!(shelf.find(hash, enough.len()).is_some());
-    assert!(shelf.find(hash, enough.len() - 1).is_none(), "not of that length");
-    assert!(shelf.find(PieceHash::of(&little), little.len()).is_none(), "too small to be asked for");
-    assert!(shelf.find(PieceHash([0; 32]), 1 << 20).is_none());
+    assert!(has(&mut shelf, hash, enough.len()));
+    assert!(!has(&mut shelf, hash, enough.len() - 1), "not of that length");
+    assert!(!has(&mut shelf, PieceHash::of(&little), little.len()), "too small to be asked for");
+    assert!(!has(&mut shelf, PieceHash([0; 32]), 1 << 20));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Weights out of the model store: set without having crossed.
 
 use super::dispatch::{Answer, Refusal, Session, no_buffer, refuse};
+use crate::store::Wanted;
 use ferry_protocol::limits::STORE_PIECE_BYTES;
 use ferry_protocol::reply::encode_held;
 use ferry_protocol::request::TensorRange;
@@ -22,16 +23,18 @@ impl Session {
         let (Some(place), Some(shelf)) = (place, &mut self.shelf) else {
             return no_buffer(range.tensor.buffer);
         };
-        let mut held = Vec::with_capacity(pieces.len());
-        for (at, &hash) in (0..range.size).step_by(STORE_PIECE_BYTES).zip(pieces) {
-            let bytes = (range.size - at).min(STORE_PIECE_BYTES as u64);
-            let found = shelf.find(hash, bytes as usize);
-            if let Some(found) = found {
-                place.set_bytes(found, range.offset + at);
-                self.stats.bytes_from_store += bytes;
+        let left = (0..range.size).step_by(STORE_PIECE_BYTES).map(|at| range.size - at);
+        let bytes = left.map(|left| left.min(STORE_PIECE_BYTES as u64) as usize);
+        let wanted: Vec<Wanted> = bytes.zip(pieces).map(|(bytes, &hash)| Wanted { hash, bytes }).collect();
+        let (mut held, mut at) = (Vec::with_capacity(pieces.len()), range.offset);
+        shelf.fetch(&wanted, |found| {
+            if let Some(bytes) = found {
+                place.set_bytes(bytes, at);
+                self.stats.bytes_from_store += bytes.len() as u64;
             }
             held.push(found.is_some());
-        }
+            at += STORE_PIECE_BYTES as u64;
+        });
         Ok(Answer::Bytes(encode_held(&held)))
     }
 }

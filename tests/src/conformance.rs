@@ -235,6 +235,8 @@ fn run_suites(options: &Options, suites: &[&Suite], rows: &mut Vec<Row>, json: &
             .iter()
             .flat_map(Row::complaint)
             .for_each(|complaint| eprintln!("✗ {}: {complaint}", suite.name));
+        // What said that the suite could not run is over.
+        rows.retain(|row| row.suite != suite.about || row.backend != site.backend);
         row::merge(rows, found);
         // What was found so far is kept, whatever becomes of the rest.
         row::write(json, rows)?;

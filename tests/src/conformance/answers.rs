@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 
 use super::row::{Row, Tally};
-use super::site::Site;
+use super::site::{Site, without_own_gpus};
 use crate::choices::{CHOICES, Comparison};
 use crate::daemon::Daemon;
 use crate::lora;
@@ -93,7 +93,9 @@ pub fn devices(site: &Site) -> Result<Vec<Row>> {
 pub fn many_threads(site: &Site) -> Result<Vec<Row>> {
     let daemon = site.daemon()?;
     let step = Step::begin("test-thread-safety");
-    let contexts = threads::run(&site.llama, site.model()?, &daemon)?;
+    let mut command = threads::command(&site.llama, site.model()?, &daemon)?;
+    without_own_gpus(&mut command);
+    let contexts = threads::run(command, &daemon, site.backend == "cpu")?;
     step.done();
     let tally = Tally { passed: contexts as u64, failures: Vec::new() };
     Ok(vec![site.row("`test-thread-safety`", tally)])

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::operations::without_colours;
 use super::row::{Row, Tally};
-use super::site::Site;
+use super::site::{Site, without_own_gpus};
 use crate::llama::Device;
 use crate::progress::Step;
 use crate::{process, programs};
@@ -22,7 +22,7 @@ const THROUGH_FERRY: &str = " through Ferry)";
 const SPLIT: &str = "Meta";
 
 /// A model on a device.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 struct Configuration {
     model: String,
     device: String,
@@ -47,40 +47,64 @@ impl Configuration {
 /// Every architecture answers through Ferry as on the CPU.
 pub fn test(site: &Site) -> Result<Vec<Row>> {
     let daemon = site.daemon()?;
+    let (pid, ferry) = attend(site, &Device::Ferry(daemon.socket()), "through Ferry")?;
+    let device = ferry.iter().map(|found| found.device.as_str()).find(|name| name.ends_with(THROUGH_FERRY));
+    let device = device.context("none of the devices is Ferry's")?;
+    let native_device = device.rsplit_once(" (").map_or("", |(native, _)| native);
+    let ran = |found: &'_ [Configuration], device: &str| -> Vec<Configuration> {
+        found.iter().filter(|found| found.device == device && found.ran()).cloned().collect()
+    };
+    let (on_ferry, split) = (ran(&ferry, device), ran(&ferry, SPLIT));
+    // Each configuration computes a graph at least, and has a session of its own.
+    daemon.expect_graphs(pid, (on_ferry.len() + split.len()) as u64)?;
+    // The CPU is a device of every run, and nothing is split over it.
+    let (native, native_split) = match site.backend.as_str() {
+        "cpu" => (ran(&ferry, native_device), Vec::new()),
+        _ => {
+            let (_, native) = attend(site, &site.native, "natively")?;
+            (ran(&native, native_device), ran(&native, SPLIT))
+        }
+    };
+    Ok(vec![
+        row(site, "`test-llama-archs`", &on_ferry, &native),
+        row(site, "`test-llama-archs`, tensors split over all devices", &split, &native_split),
+    ])
+}
+
+/// Runs the suite on a device and the CPU. Returns its process id, and what it found.
+fn attend(site: &Site, device: &Device, how: &str) -> Result<(i32, Vec<Configuration>)> {
     let mut command = Command::new(site.llama.bin.join("test-llama-archs"));
-    Device::Ferry(daemon.socket()).environment(&mut command)?.args(["--seed", SEED]);
+    device.environment(&mut command)?.args(["--seed", SEED]);
+    if matches!(device, Device::Ferry(_)) {
+        without_own_gpus(&mut command);
+    }
     command.env("LD_PRELOAD", programs::compile_load_backends(&site.llama.bin, site.dir())?);
-    let mut step = Step::begin("test-llama-archs");
+    let mut step = Step::begin(format!("test-llama-archs {how}"));
     let running = process::spawn(&mut command)?;
     let pid = running.pid().as_raw();
     let finished = running.watch(TIMEOUT, |running| {
-        let models = configurations(&running.stdout());
-        step.update(
-            &models.map_or_else(|error| error.to_string(), |models| format!("{} models", models.len())),
-        );
+        let found = configurations(&running.stdout()).map_or(0, |found| found.len());
+        step.update(&format!("{found} cases"));
     })?;
     step.done();
     // Its exit status says whether all passed, on other devices too; a signal says that it did not come to its end.
     ensure!(finished.status.code().is_some(), "it was ended by a signal\n{}", finished.tail());
-    let found = configurations(&finished.stdout).with_context(|| finished.tail())?;
-    let ferry = found.iter().find(|found| found.device.ends_with(THROUGH_FERRY));
-    let ferry = &ferry.with_context(|| format!("no device of Ferry's\n{}", finished.tail()))?.device;
-    let native = ferry.rsplit_once(" (").map_or("", |(native, _)| native);
-    let ran = |device: &str| -> Vec<&Configuration> {
-        found.iter().filter(|found| found.device == device && found.ran()).collect()
+    Ok((pid, configurations(&finished.stdout).with_context(|| finished.tail())?))
+}
+
+fn row(site: &Site, suite: &str, ferry: &[Configuration], native: &[Configuration]) -> Row {
+    let fails_natively = |ferry: &&Configuration| {
+        native.iter().any(|native| native.model == ferry.model && native.outcome().is_err())
     };
-    // Each configuration computes a graph at least, and has a session of its own.
-    daemon.expect_graphs(pid, ran(ferry).len() as u64)?;
-    let row = |suite: &str, device: &str| {
-        let (mut tally, ran) = (Tally::default(), ran(device));
-        ran.iter().for_each(|configuration| tally.count(&configuration.model, configuration.outcome()));
-        Row { supported_ferry: Some(ran.len() as u64), ..site.row(suite, tally) }
-    };
-    let supported_native = Some(ran(native).len() as u64);
-    Ok(vec![
-        Row { supported_native, ..row("`test-llama-archs`", ferry) },
-        row("`test-llama-archs`, tensors split over all of Ferry's devices", SPLIT),
-    ])
+    let failing = ferry.iter().filter(|found| found.outcome().is_err());
+    let mut tally = Tally::default();
+    ferry.iter().for_each(|found| tally.count(&found.model, found.outcome()));
+    Row {
+        supported_ferry: Some(ferry.len() as u64),
+        supported_native: (!native.is_empty()).then_some(native.len() as u64),
+        failed_natively: failing.filter(fails_natively).count() as u64,
+        ..site.row(suite, tally)
+    }
 }
 
 /// Reads the suite's table; its last line may be cut.

@@ -20,9 +20,10 @@ const PROMPTS: [&str; 4] = [
     "Two and two are four, and three and three are",
 ];
 const TOKENS: usize = 32;
-/// Of answers that are computed together. Batches of another size are computed by other kernels, which round otherwise:
-/// sooner or later an answer parts from the one that was computed alone, natively too.
-const SAME_TOKENS: usize = 4;
+/// Of answers that are computed together. On a GPU batches of another size are computed by other kernels, which round
+/// otherwise: sooner or later an answer parts from the one that was computed alone, natively too. On x86 CPUs it was seen
+/// not to.
+const SAME_TOKENS_GPU: usize = 4;
 /// How far the numbers of an embedding may be apart.
 const EMBEDDING_ERROR: f64 = 1e-5;
 /// From SIGTERM to the server's end.
@@ -126,10 +127,11 @@ pub fn test(site: &Site) -> Result<Vec<Row>> {
         tally.check(format!("{prompt:?} alone"), alone == native, || {
             format!("the answer is {alone:?}, natively {native:?}")
         });
-        let common = alone.iter().zip(&together[slot]).take_while(|(alone, together)| alone == together);
+        let common = native.iter().zip(&together[slot]).take_while(|(native, together)| native == together);
         let common = common.count();
-        tally.check(format!("{prompt:?} with three others"), common >= SAME_TOKENS, || {
-            format!("{common} tokens are those of the answer alone, not {SAME_TOKENS}")
+        let expected = if site.backend == "cpu" { TOKENS } else { SAME_TOKENS_GPU };
+        tally.check(format!("{prompt:?} with three others"), common >= expected, || {
+            format!("{common} tokens are those of the native answer alone, not {expected}")
         });
     }
     embed(site, &mut tally)?;

@@ -119,6 +119,11 @@ impl Site {
     }
 }
 
+/// Has a program see no GPU but Ferry's, as in a guest.
+pub fn without_own_gpus(command: &mut Command) {
+    command.env("CUDA_VISIBLE_DEVICES", "");
+}
+
 /// `release` with the version of the ggml in `dir`, where there is one.
 pub fn named(release: &str, dir: &Path) -> Result<String> {
     let mut devices = Command::new(&checkout::binaries()?.ferryd);

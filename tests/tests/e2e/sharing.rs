@@ -30,5 +30,6 @@ fn three_processes_at_once_have_a_worker_each_and_right_answers() {
 fn twelve_threads_with_a_context_each_say_the_same() {
     let bed = Testbed::new();
     let daemon = Daemon::start(&bed.llama.bin).unwrap();
-    assert_eq!(threads::run(&bed.llama, &bed.model, &daemon).unwrap(), 12);
+    let command = threads::command(&bed.llama, &bed.model, &daemon).unwrap();
+    assert_eq!(threads::run(command, &daemon, true).unwrap(), 12);
 }

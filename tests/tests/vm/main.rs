@@ -7,5 +7,6 @@ mod ioctls;
 mod recycled;
 mod steady;
 mod stock;
+mod store;
 mod testbed;
 mod trouble;

@@ -16,7 +16,7 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 /// llama.cpp, the model and the plug-in.
 pub struct Testbed {
     pub llama: LlamaBuild,
-    model: PathBuf,
+    pub model: PathBuf,
     plugin: PathBuf,
     artifacts: Artifacts,
 }

@@ -295,6 +295,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_options_require_of_one_another_exists() {
+        use clap::{CommandFactory, Parser};
+        <Options as CommandFactory>::command().debug_assert();
+        assert!(Options::try_parse_from(["conformance", "--llama", "dir"]).is_err());
+        assert!(Options::try_parse_from(["conformance", "--no-run"]).is_err());
+        let merge = ["conformance", "--no-run", "--merge", "a", "--merge", "b", "--readme"];
+        assert_eq!(Options::try_parse_from(merge).unwrap().merge.len(), 2);
+    }
+
+    #[test]
     fn suites_are_selected_by_name_and_unknown_names_are_errors() {
         assert_eq!(selected(&[]).unwrap().len(), SUITES.len());
         let found = selected(&["operations".into(), "support".into()]).unwrap();

@@ -1,6 +1,6 @@
 //! The table of what passes: for a terminal, and for the README.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -76,8 +76,13 @@ pub fn text(rows: &[Row]) -> String {
 fn markdown(rows: &[Row]) -> String {
     let (pairs, suites): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.suite == PAIRS);
     let mut text = String::new();
-    let sources: BTreeSet<_> = rows.iter().map(|row| (&row.command, &row.commit)).collect();
-    let sources = sources.into_iter().map(|(command, commit)| format!("`{command}` at {commit}"));
+    let mut sources: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    rows.iter().for_each(|row| {
+        sources.entry(&row.command).or_default().insert(&row.commit);
+    });
+    let sources = sources.into_iter().map(|(command, commits)| {
+        format!("`{command}` at {}", commits.into_iter().collect::<Vec<_>>().join(" and "))
+    });
     let _ = writeln!(text, "Made by {}.\n", sources.collect::<Vec<_>>().join(", "));
     let _ = writeln!(text, "| {} |\n|---|---|---|---|---:|---:|---:|---:|", TITLES.join(" | "));
     for row in suites {
@@ -170,10 +175,10 @@ mod tests {
     fn the_readme_has_a_line_for_each_suite_and_a_cell_for_each_pair() {
         let mut rows =
             vec![row("`ops`", "b1", "b1", 0), row(PAIRS, "b1", "b1", 0), row(PAIRS, "b2", "b1", 0)];
-        rows.push(Row { run: 2, passed: 1, ..row(PAIRS, "b1", "b2", 1) });
+        rows.push(Row { run: 2, passed: 1, commit: "f00".into(), ..row(PAIRS, "b1", "b2", 1) });
         let text = markdown(&rows);
         assert!(
-            text.starts_with("Made by `cargo suite -- conformance` at c0ffee.\n\n| suite | guest |"),
+            text.starts_with("Made by `cargo suite -- conformance` at c0ffee and f00.\n\n| suite | guest |"),
             "{text}"
         );
         assert!(

@@ -5,3 +5,4 @@ mod growth;
 mod idle;
 mod instructions;
 mod testbed;
+mod upload;

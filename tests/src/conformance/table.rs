@@ -106,7 +106,9 @@ fn matrix(pairs: &[&Row]) -> String {
         names
     };
     let (clients, hosts) = (order(|row| &row.client), order(|row| &row.host));
-    let mut text = format!("{PAIRS}, guests downwards and hosts across (passed of run):\n\n");
+    let mut text = format!(
+        "{PAIRS}, guests downwards and hosts across (passed of run; what two releases do not mean alike may be declined):\n\n"
+    );
     let _ = writeln!(text, "| | {} |\n|---|{}", hosts.join(" | "), "---|".repeat(hosts.len()));
     for client in clients {
         let found = |host: &&str| pairs.iter().find(|row| row.client == client && row.host == *host);

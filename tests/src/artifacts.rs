@@ -9,6 +9,7 @@ mod build;
 mod fetch;
 mod npm;
 pub(crate) mod system;
+mod vulkan;
 
 use std::fs::{self, File};
 use std::io;
@@ -163,6 +164,14 @@ impl Store {
         self.built(&self.manifest.llama_next, &build::LLAMA_NEXT)
     }
 
+    /// b10605's ggml as archives, without any back-end.
+    pub fn ggml_static(&self) -> Result<LlamaBuild> {
+        let (_lock, pin, recipe) = (self.lock()?, &self.manifest.llama, &build::GGML_STATIC);
+        let source = self.unpacked(pin)?;
+        let places = || Ok(vec![build::archives_beside(&self.root, recipe)]);
+        build::ensure(&self.root, &source, &pin.sha256, recipe, places)
+    }
+
     /// The releases of llama.cpp that [`Self::node`] has, the oldest first.
     pub fn node_releases(&self) -> Vec<&str> {
         self.manifest.node.iter().map(|pin| pin.version.as_str()).collect()
@@ -194,7 +203,18 @@ impl Store {
     fn built(&self, pin: &Pin, recipe: &build::Recipe) -> Result<LlamaBuild> {
         let _lock = self.lock()?;
         let source = self.unpacked(pin)?;
-        build::ensure(&self.root, &source, &pin.sha256, recipe)
+        build::ensure(&self.root, &source, &pin.sha256, recipe, || Ok(Vec::new()))
+    }
+
+    /// llama.cpp b10605's Vulkan back-end beside the CPU's and all programs, and a CPU that is a Vulkan device.
+    pub fn llama_vulkan(&self) -> Result<LlamaBuild> {
+        let suites = self.llama_suites()?;
+        let (_lock, pin) = (self.lock()?, &self.manifest.llama);
+        system::require(&[system::LAVAPIPE, system::GLSLC])?;
+        let source = self.unpacked(pin)?;
+        let vulkan = build::ensure(&self.root, &source, &pin.sha256, &build::LLAMA_VULKAN, vulkan::headers)?;
+        build::link_missing(&suites.bin, &vulkan.bin)?;
+        Ok(vulkan)
     }
 
     /// The wanted part of a package, fetched and unpacked if it was not yet.

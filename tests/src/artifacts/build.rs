@@ -100,6 +100,45 @@ pub const LLAMA_EMULATED: Recipe = Recipe {
     targets: &["ggml-cpu"],
 };
 
+/// Only the Vulkan back-end.
+pub const LLAMA_VULKAN: Recipe = Recipe {
+    name: "llama-vulkan",
+    work: "llama-vulkan",
+    flags: &[
+        "-DGGML_VULKAN=ON",
+        "-DGGML_CPU=OFF",
+        "-DLLAMA_BUILD_COMMON=OFF",
+        "-DLLAMA_BUILD_TOOLS=OFF",
+        "-DLLAMA_BUILD_TESTS=OFF",
+    ],
+    cpu: Cpu::Host,
+    targets: &["ggml-vulkan"],
+};
+
+/// ggml as archives, for a program that has it inside. Nothing is computed with it but what a back-end that it loads does.
+pub const GGML_STATIC: Recipe = Recipe {
+    name: "ggml-static",
+    work: "ggml-static",
+    flags: &[
+        "-DBUILD_SHARED_LIBS=OFF",
+        "-DGGML_BACKEND_DL=OFF",
+        "-DGGML_CPU=OFF",
+        "-DGGML_OPENMP=OFF",
+        "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",
+        "-DLLAMA_BUILD_COMMON=OFF",
+        "-DLLAMA_BUILD_TOOLS=OFF",
+        "-DLLAMA_BUILD_TESTS=OFF",
+    ],
+    cpu: Cpu::Host,
+    targets: &["ggml"],
+};
+
+/// The flag that has archives built where a recipe's other products are.
+pub fn archives_beside(store: &Path, recipe: &Recipe) -> String {
+    let products = work(store, recipe).join("bin");
+    format!("-DCMAKE_ARCHIVE_OUTPUT_DIRECTORY={}", products.display())
+}
+
 /// Libraries alone, for the programs in `tests/programs`. Compared only with itself, never timed: hence C++
 /// compiled quickly rather than well, which halves the build.
 pub const LLAMA_NEXT: Recipe = Recipe {
@@ -153,8 +192,15 @@ pub struct LlamaBuild {
     pub source: PathBuf,
 }
 
-/// The recipe's products, built if they are not there or were built otherwise.
-pub fn ensure(store: &Path, source: &Path, source_hash: &str, recipe: &Recipe) -> Result<LlamaBuild> {
+/// The recipe's products, built if they are not there or were built otherwise. `places` is asked for flags that say
+/// where things are on this machine, which are no part of what is built.
+pub fn ensure(
+    store: &Path,
+    source: &Path,
+    source_hash: &str,
+    recipe: &Recipe,
+    places: impl FnOnce() -> Result<Vec<String>>,
+) -> Result<LlamaBuild> {
     let bin = store.join(recipe.name);
     let configuration = configuration(recipe);
     let stamp = format!("{source_hash}\n{}\n{}\n", configuration.join("\n"), recipe.targets.join(" "));
@@ -163,15 +209,20 @@ pub fn ensure(store: &Path, source: &Path, source_hash: &str, recipe: &Recipe) -
         return Ok(built);
     }
     system::require(&[system::CMAKE, system::NINJA, system::CXX, system::CC])?;
-    let work = store.join("build").join(recipe.work);
+    let work = work(store, recipe);
     fs::create_dir_all(&work).with_context(|| format!("making {}", work.display()))?;
-    configure(source, &work, &configuration, recipe)?;
+    let flags: Vec<String> = configuration.iter().cloned().chain(places()?).collect();
+    configure(source, &work, &flags, recipe)?;
     compile(&work, recipe)?;
     replace_dir(&built.bin, |temporary| {
         copy_products(&work.join("bin"), temporary)?;
         Ok(fs::write(temporary.join("STAMP"), &stamp)?)
     })?;
     Ok(built)
+}
+
+fn work(store: &Path, recipe: &Recipe) -> PathBuf {
+    store.join("build").join(recipe.work)
 }
 
 fn configuration(recipe: &Recipe) -> Vec<String> {

@@ -34,6 +34,8 @@ pub const CC: Need = Need { probe: &["cc", "--version"], package: "gcc" };
 /// Mesa's Vulkan device on a CPU, and the loader that finds it.
 pub const LAVAPIPE: Need =
     Need { probe: &["sh", "-c", "ls /usr/share/vulkan/icd.d/lvp_icd*.json"], package: "mesa-vulkan-drivers" };
+/// The compiler of shaders.
+pub const GLSLC: Need = Need { probe: &["glslc", "--version"], package: "glslc" };
 /// Counts instructions.
 pub const VALGRIND: Need = Need { probe: &["valgrind", "--version"], package: "valgrind" };
 

@@ -24,7 +24,7 @@ mod artifacts;
 pub mod cargo;
 mod command;
 mod cpio;
-mod debian;
+pub mod debian;
 pub mod demo;
 mod elf;
 mod initramfs;

@@ -1,0 +1,23 @@
+//! Headers to build ggml's Vulkan back-end with: Debian 12's are too old for it, so they are Debian 13's. They are unpacked,
+//! not installed. At run time the machine's own loader is used.
+
+use anyhow::Result;
+use ferry_vm::Artifacts;
+use ferry_vm::debian::{Debian, Release};
+
+const PACKAGES: [&str; 3] = ["libvulkan-dev", "libvulkan1", "spirv-headers"];
+
+/// The flags with which CMake finds them.
+pub fn headers() -> Result<Vec<String>> {
+    let artifacts = Artifacts::open()?;
+    let root = artifacts.entry("vulkan-headers", |into| {
+        Debian::open(&artifacts, Release::Trixie)?.unpack(&PACKAGES.map(str::to_owned), into)
+    })?;
+    let usr = root.join("usr");
+    let flag = |name: &str, path: &str| format!("-D{name}={}", usr.join(path).display());
+    Ok(vec![
+        flag("Vulkan_INCLUDE_DIR", "include"),
+        flag("Vulkan_LIBRARY", "lib/x86_64-linux-gnu/libvulkan.so"),
+        flag("SPIRV-Headers_DIR", "share/cmake/SPIRV-Headers"),
+    ])
+}

@@ -54,6 +54,22 @@ pub fn compile_load_backends(bin: &Path, into: &Path) -> Result<PathBuf> {
     Ok(library)
 }
 
+/// Compiles `tests/programs/NAME.c` to `program`, with the build's archives of ggml inside; with `exports`, what it loads
+/// can call them.
+pub fn compile_static(name: &str, build: &LlamaBuild, program: &Path, exports: bool) -> Result<()> {
+    let object = program.with_extension("o");
+    let mut cc = compiler(name, &object);
+    cc.arg("-c").arg("-I").arg(build.source.join("ggml/include"));
+    process::run(&mut cc, COMPILE_TIMEOUT)?.success().with_context(|| format!("compiling {name}.c"))?;
+    let mut cxx = Command::new("c++");
+    cxx.arg("-o").arg(program).arg(object);
+    cxx.args(["libggml.a", "libggml-base.a"].map(|archive| build.bin.join(archive)));
+    // What CMAKE_ENABLE_EXPORTS does.
+    cxx.args(exports.then_some("-rdynamic")).args(["-lpthread", "-ldl", "-lm"]);
+    process::run(&mut cxx, COMPILE_TIMEOUT)?.success().with_context(|| format!("linking {name}.c"))?;
+    Ok(())
+}
+
 /// Compiles `tests/programs/NAME.c` into `into`, linked with the build's libraries where they lie.
 pub fn compile(name: &str, build: &LlamaBuild, into: &Path) -> Result<PathBuf> {
     let program = into.join(name);

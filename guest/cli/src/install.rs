@@ -4,6 +4,7 @@
 //! of them. What a build looks for is read off its own library, not guessed from a version.
 
 use anyhow::{Context, Result, bail, ensure};
+use object::Object;
 use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
 use std::fs;
 use std::io::Write;
@@ -56,7 +57,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// ggml's library that loads back-ends, of the programs in `dir`.
+/// ggml's library that loads back-ends, of the programs in `dir`; one of them, if ggml is part of it.
 fn find_registry(dir: &Path) -> Result<PathBuf> {
     // A build has everything in one folder; an installed one has programs in bin, libraries in lib.
     let parent = dir.parent().unwrap_or(dir);
@@ -71,10 +72,13 @@ fn find_registry(dir: &Path) -> Result<PathBuf> {
     for name in PROGRAMS {
         let program = dir.join(name);
         if program.is_file() && contains(&program, GGML_INSIDE)? {
+            if exports(&program, GGML_INSIDE)? {
+                return Ok(program);
+            }
             bail!(
-                "{} has ggml built in (a static build), so it cannot load a back-end: a plug-in would find nothing of \
-                 ggml to call.\nBuild it with -DBUILD_SHARED_LIBS=ON -DGGML_BACKEND_DL=ON, or take a prebuilt \
-                 llama.cpp that has a {DLL_PREFIX}ggml-base{DLL_SUFFIX}",
+                "{} has ggml built in (a static build) and keeps it to itself: a plug-in would find nothing of ggml to \
+                 call.\nLink it with -DCMAKE_ENABLE_EXPORTS=ON, or build it with -DBUILD_SHARED_LIBS=ON \
+                 -DGGML_BACKEND_DL=ON, or take a prebuilt llama.cpp that has a {DLL_PREFIX}ggml-base{DLL_SUFFIX}",
                 program.display()
             );
         }
@@ -107,6 +111,15 @@ fn files(dir: &Path, wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
 fn contains(file: &Path, words: &[u8]) -> Result<bool> {
     let bytes = fs::read(file).with_context(|| format!("reading {}", file.display()))?;
     Ok(bytes.windows(words.len()).any(|window| window == words))
+}
+
+/// Whether what the program loads may call this function of its.
+fn exports(program: &Path, function: &[u8]) -> Result<bool> {
+    let bytes = fs::read(program).with_context(|| format!("reading {}", program.display()))?;
+    let Ok(file) = object::File::parse(&*bytes) else { return Ok(false) };
+    // macOS puts an underscore in front.
+    let is_it = |name: &[u8]| name == function || name.strip_prefix(b"_") == Some(function);
+    Ok(file.exports().is_ok_and(|exports| exports.iter().any(|export| is_it(export.name()))))
 }
 
 fn beside_this_program() -> Result<PathBuf> {

@@ -79,6 +79,7 @@ fn what_cannot_be_served_is_said_with_the_way_out() {
     let output = folder.install("static", &[]);
     assert!(!output.status.success());
     says(&output, "GGML_BACKEND_DL=ON");
+    says(&output, "CMAKE_ENABLE_EXPORTS=ON");
     let output = folder.install("empty", &[]);
     assert!(!output.status.success());
     says(&output, "no llama.cpp with shared libraries");

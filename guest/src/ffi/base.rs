@@ -66,8 +66,8 @@ static LOG: OnceLock<Option<Log>> = OnceLock::new();
 pub enum BaseError {
     /// The function is not there.
     #[error(
-        "this program's ggml has no {0}; llama.cpp since July 2025 is supported, built with shared libraries \
-         (GGML_BACKEND_DL=ON)"
+        "this program's ggml has no {0}, or keeps it to itself; llama.cpp since July 2025 is supported, built with \
+         GGML_BACKEND_DL=ON, or with CMAKE_ENABLE_EXPORTS=ON where ggml is part of the program"
     )]
     Symbol(&'static str),
     /// The tables have layouts that nobody knows.

@@ -76,7 +76,8 @@ impl Options {
     fn command(&self) -> String {
         match &self.llama {
             Some(_) => format!("conformance --llama … --backend {}", self.backend),
-            None => "cargo suite -- conformance".into(),
+            None if self.backend == "cpu" => "cargo suite -- conformance".into(),
+            None => format!("cargo suite -- conformance -- --backend {}", self.backend),
         }
     }
 }

@@ -50,7 +50,11 @@ impl Site {
                     [] => vec![store.model()?, store.gemma()?],
                     files => files.iter().map(|file| found(file)).collect::<Result<_>>()?,
                 };
-                (store.llama_suites()?, store.release().to_owned(), models)
+                let llama = match options.backend.as_str() {
+                    "vulkan" => store.llama_vulkan()?,
+                    _ => store.llama_suites()?,
+                };
+                (llama, store.release().to_owned(), models)
             }
         };
         let release = options.build.clone().unwrap_or(release);

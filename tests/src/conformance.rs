@@ -97,6 +97,8 @@ enum Needs {
     Nothing,
     /// A model with a vocabulary.
     Model,
+    /// The model that the adapter is for, as the first one.
+    SmolLm2,
     /// Releases from the artifact store, whose back-end is the CPU's.
     Store,
 }
@@ -135,7 +137,7 @@ const SUITES: &[Suite] = &[
         name: "lora",
         about: "an answer with an adapter",
         programs: &["llama-completion"],
-        needs: Needs::Model,
+        needs: Needs::SmolLm2,
         run: answers::adapter,
     },
     Suite {
@@ -253,6 +255,7 @@ impl Site {
         }
         match suite.needs {
             Needs::Model if self.models.is_empty() => Some("no model was named (--models FILE)".into()),
+            Needs::SmolLm2 if !self.has_smollm2() => Some("the first model is not SmolLM2-135M".into()),
             Needs::Store if is_foreign || self.backend != "cpu" => {
                 Some("its releases are for the CPU".into())
             }

@@ -56,11 +56,6 @@ pub fn models(site: &Site) -> Result<Vec<Row>> {
 
 /// An adapter changes the answer, as it does natively.
 pub fn adapter(site: &Site) -> Result<Vec<Row>> {
-    let name = site.model()?.file_name().unwrap_or_default().to_string_lossy();
-    ensure!(
-        name.starts_with("SmolLM2-135M"),
-        "the adapter is for SmolLM2-135M, and the first model is {name}"
-    );
     let adapter = site.dir().join("adapter.gguf");
     lora::SMOLLM2.write_adapter(&adapter).context("writing the adapter")?;
     let daemon = site.daemon()?;

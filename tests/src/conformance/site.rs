@@ -81,6 +81,12 @@ impl Site {
         self.models.first().map(PathBuf::as_path).context("no model was named: --models FILE")
     }
 
+    /// Whether the first model is the one that the adapter is for.
+    pub fn has_smollm2(&self) -> bool {
+        let name = self.models.first().and_then(|model| model.file_name()).unwrap_or_default();
+        name.to_string_lossy().starts_with("SmolLM2-135M")
+    }
+
     /// A daemon with the back-end.
     pub fn daemon(&self) -> Result<Daemon> {
         match self.backend.as_str() {

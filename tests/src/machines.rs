@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 
 use crate::artifacts::LlamaBuild;
 use crate::daemon::Daemon;
-use crate::llama::{Completion, Device, RUN_TIMEOUT, RpcServer};
+use crate::llama::{Completion, Device, RUN_TIMEOUT, RpcServer, VULKAN_DEVICES};
 
 /// Which of the daemon's devices a model is split over.
 pub const SPLITS: [&str; 3] = ["Ferry1,Ferry2", "Ferry0,Ferry1", "Ferry0,Ferry1,Ferry2"];
@@ -25,6 +25,9 @@ impl Machines {
         let servers = [RpcServer::start_on(llama, name)?, RpcServer::start_on(llama, name)?];
         let [first, second] = servers.each_ref().map(RpcServer::port);
         let daemon = Daemon::adapted(&llama.bin, backend, |mut command| {
+            if backend == "vulkan" {
+                command.env(VULKAN_DEVICES.0, VULKAN_DEVICES.1);
+            }
             command.args(["--backend", &format!("rpc=127.0.0.1:{first},127.0.0.1:{second}")]);
             Ok(command)
         })?;

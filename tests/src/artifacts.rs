@@ -9,7 +9,15 @@ mod build;
 mod fetch;
 mod npm;
 pub(crate) mod system;
+#[cfg(target_os = "linux")]
 mod vulkan;
+/// The headers come in Debian's packages.
+#[cfg(not(target_os = "linux"))]
+mod vulkan {
+    pub fn headers() -> anyhow::Result<Vec<String>> {
+        anyhow::bail!("ggml's Vulkan back-end is built here for Linux only")
+    }
+}
 
 use std::fs::{self, File};
 use std::io;

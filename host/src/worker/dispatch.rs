@@ -1,15 +1,16 @@
 //! From a message to ggml and back: bytes → request → validated → done → answered.
 
 use super::objects::{DefinedGraph, Objects, Stream};
+use super::refusal::{Refusal, no_buffer, no_event, no_graph, no_region, no_stream, not_in_region, refuse};
 use super::regions::Regions;
 use super::stats::Stats;
-use crate::ggml::{Backend, Buffer, Event, Graph, Invalid, Library, Place, Span, ValidGraph};
+use crate::ggml::{Backend, Buffer, Event, Graph, Library, Place, Span, ValidGraph};
 use crate::store::Shelf;
 use ferry_protocol::calls::{CallCode, Manner};
 use ferry_protocol::channel::{Broken, Interest, Payload, Sender, Waiter};
 use ferry_protocol::frame::{Flags, Header};
 use ferry_protocol::graph::{GraphTables, PatchHeader, TensorChange};
-use ferry_protocol::ids::{BufferId, EventId, GraphId, RegionId, StreamId};
+use ferry_protocol::ids::{BufferId, GraphId, StreamId};
 use ferry_protocol::limits::{DATA_CHUNK_BYTES, NOTICE_TEXT_BYTES_MAX, RUNS_MAX, THREADS_MAX};
 use ferry_protocol::reply::{Allocated, Memory, NoticeHeader};
 use ferry_protocol::request::{
@@ -41,23 +42,6 @@ impl Replies {
             self.waiter.wait(Interest::SPACE, None)?;
         }
         Ok(())
-    }
-}
-
-/// Why a call was not done.
-pub(super) struct Refusal {
-    status: Status,
-    text: String,
-}
-
-pub(super) fn refuse<T>(status: Status, text: impl Into<String>) -> Result<T, Refusal> {
-    Err(Refusal { status, text: text.into() })
-}
-
-impl From<Invalid> for Refusal {
-    fn from(invalid: Invalid) -> Self {
-        let status = if invalid.is_unsupported() { Status::UNSUPPORTED } else { Status::INVALID };
-        Self { status, text: invalid.to_string() }
     }
 }
 
@@ -594,28 +578,4 @@ fn bytes_layout(offset: u64, size: u64) -> TensorLayout {
         offset,
         ..TensorLayout::default()
     }
-}
-
-pub(super) fn no_buffer<T>(id: BufferId) -> Result<T, Refusal> {
-    refuse(Status::STALE_HANDLE, format!("{id:?}"))
-}
-
-fn no_stream<T>(id: StreamId) -> Result<T, Refusal> {
-    refuse(Status::STALE_HANDLE, format!("{id:?}"))
-}
-
-fn no_region<T>(id: RegionId) -> Result<T, Refusal> {
-    refuse(Status::STALE_HANDLE, format!("{id:?}"))
-}
-
-fn not_in_region<T>(id: RegionId, at: u64, size: u64) -> Result<T, Refusal> {
-    refuse(Status::INVALID, format!("bytes {at} to {at}+{size} are not within {id:?}"))
-}
-
-fn no_event<T>(id: EventId) -> Result<T, Refusal> {
-    refuse(Status::STALE_HANDLE, format!("{id:?}, or no such stream"))
-}
-
-fn no_graph<T>(id: GraphId) -> Result<T, Refusal> {
-    refuse(Status::STALE_HANDLE, format!("{id:?}"))
 }

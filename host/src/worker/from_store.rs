@@ -1,6 +1,7 @@
 //! Weights out of the model store: set without having crossed.
 
-use super::dispatch::{Answer, Refusal, Session, no_buffer, refuse};
+use super::dispatch::{Answer, Session};
+use super::refusal::{Refusal, no_buffer, refuse};
 use crate::store::Wanted;
 use ferry_protocol::limits::STORE_PIECE_BYTES;
 use ferry_protocol::reply::encode_held;

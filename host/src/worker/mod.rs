@@ -4,6 +4,7 @@
 mod dispatch;
 mod from_store;
 mod objects;
+mod refusal;
 mod regions;
 mod stats;
 

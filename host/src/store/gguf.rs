@@ -25,7 +25,7 @@ const ALIGNMENT_KEY: &str = "general.alignment";
 #[derive(Debug, thiserror::Error)]
 pub enum GgufError {
     /// It cannot be read, or ends too early.
-    #[error("it cannot be read, or ends within its header: {0}")]
+    #[error("it cannot be read, or ends within its header")]
     Io(#[from] std::io::Error),
     /// Something else altogether.
     #[error("it is not a GGUF file (it does not start with \"GGUF\")")]

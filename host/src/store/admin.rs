@@ -126,7 +126,9 @@ pub fn damaged_pieces(dir: &Path, name: &str) -> anyhow::Result<usize> {
 
 /// Held while the store is changed.
 fn lock(dir: &Path) -> anyhow::Result<Flock<File>> {
-    let file = File::open(dir).with_context(|| format!("cannot open the model store {}", dir.display()))?;
+    // It is not made here: a mistyped name would become a store that no daemon offers.
+    let file = File::open(dir)
+        .with_context(|| format!("cannot open the model store {} (mkdir makes a new one)", dir.display()))?;
     match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
         Ok(lock) => Ok(lock),
         Err((_, nix::errno::Errno::EWOULDBLOCK)) => bail!("another ferryd is changing {}", dir.display()),

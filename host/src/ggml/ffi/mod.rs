@@ -4,6 +4,7 @@ mod event;
 mod functions;
 mod graph;
 mod names;
+mod nontemporal;
 mod objects;
 mod optimize;
 mod runs;

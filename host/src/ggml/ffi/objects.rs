@@ -5,6 +5,7 @@ use super::event::Event;
 use super::functions::{self, Functions, LoadError};
 use super::graph::Graph;
 use super::names::Names;
+use super::nontemporal;
 use super::runs::Transfers2d;
 use super::shared::Span;
 use super::staging::Staged;
@@ -50,6 +51,8 @@ pub struct Buffer {
     device: usize,
     base: *mut u8,
     size: u64,
+    /// Its bytes are this process's, and laid out as ggml says.
+    is_host: bool,
 }
 
 /// A validated place for a tensor: within a buffer, of a type that this build has.
@@ -365,7 +368,7 @@ impl Buffer {
         let (base, size) = unsafe {
             ((ggml.ggml_backend_buffer_get_base)(handle), (ggml.ggml_backend_buffer_get_size)(handle) as u64)
         };
-        let buffer = Self { library: library.clone(), handle, device: at, base: base.cast(), size };
+        let buffer = Self { library: library.clone(), handle, device: at, base: base.cast(), size, is_host };
         if !is_host {
             buffer.clear(0);
         }
@@ -473,12 +476,8 @@ impl Place<'_> {
     /// # Panics
     /// If they do not fit; the caller has checked.
     pub fn set(&self, data: &Payload<'_>, offset: u64) {
-        assert!(self.contains(offset, data.len() as u64));
-        let mut tensor = self.tensor();
-        let from = data.as_ptr().cast();
-        // SAFETY: the range is within the tensor and the tensor within its buffer; a payload's bytes are readable for as
-        // long as it lives.
-        unsafe { (self.ggml().ggml_backend_tensor_set)(&mut tensor, from, offset as usize, data.len()) };
+        // SAFETY: a payload's bytes are readable for as long as it lives.
+        unsafe { self.copy_in(data.as_ptr(), data.len(), offset) };
     }
 
     /// Copies `bytes` of this process to `offset` in the tensor.
@@ -486,18 +485,29 @@ impl Place<'_> {
     /// # Panics
     /// If they do not fit; the caller has checked.
     pub fn set_bytes(&self, bytes: &[u8], offset: u64) {
-        assert!(self.contains(offset, bytes.len() as u64));
-        let (mut tensor, from) = (self.tensor(), bytes.as_ptr().cast());
-        // SAFETY: the range is within the tensor and the tensor within its buffer.
-        unsafe { (self.ggml().ggml_backend_tensor_set)(&mut tensor, from, offset as usize, bytes.len()) };
+        // SAFETY: they are readable.
+        unsafe { self.copy_in(bytes.as_ptr(), bytes.len(), offset) };
     }
 
     /// Copies the whole of `span` to `offset` in the tensor; as for `set`, the guest may change the bytes meanwhile.
     pub fn set_shared(&self, span: Span<'_>, offset: u64) {
-        assert!(self.contains(offset, span.len as u64));
+        // SAFETY: the span is within the shared memory.
+        unsafe { self.copy_in(span.start.cast(), span.len, offset) };
+    }
+
+    /// # Safety
+    /// `from` must be the start of `len` readable bytes.
+    unsafe fn copy_in(&self, from: *const u8, len: usize, offset: u64) {
+        assert!(self.contains(offset, len as u64));
+        if self.buffer.is_host && len >= nontemporal::BYTES_MIN {
+            let to = self.buffer.address(self.layout.offset + offset).cast();
+            // SAFETY: as promised; the range is within the tensor, the tensor within its buffer, whose bytes are this
+            // process's and not in use: nothing is computing (`worker::dispatch`).
+            return unsafe { nontemporal::copy(from, to, len) };
+        }
         let mut tensor = self.tensor();
-        // SAFETY: the ranges are within the tensor, its buffer and the shared memory.
-        unsafe { (self.ggml().ggml_backend_tensor_set)(&mut tensor, span.start, offset as usize, span.len) };
+        // SAFETY: as promised; the range is within the tensor and the tensor within its buffer.
+        unsafe { (self.ggml().ggml_backend_tensor_set)(&mut tensor, from.cast(), offset as usize, len) };
     }
 
     /// Copies bytes from `offset` in the tensor into shared memory.

@@ -21,6 +21,9 @@ pub struct Row {
     pub host: String,
     /// The back-end that the daemon loaded.
     pub backend: String,
+    /// The first device that it has there, as it describes itself.
+    #[serde(default)]
+    pub device: String,
     /// Cases that ran.
     pub run: u64,
     /// Those that passed.
@@ -62,7 +65,8 @@ impl Row {
 
     /// Whether both say of the same thing what became of it.
     fn replaces(&self, other: &Self) -> bool {
-        let subject = |row: &Self| [&row.suite, &row.client, &row.host, &row.backend].map(String::clone);
+        let subject =
+            |row: &Self| [&row.suite, &row.client, &row.host, &row.backend, &row.device].map(String::clone);
         subject(self) == subject(other)
     }
 }
@@ -131,6 +135,7 @@ mod tests {
             client: "b1".into(),
             host: "b1".into(),
             backend: "cpu".into(),
+            device: "A CPU".into(),
             run,
             passed: run - failed,
             failed,

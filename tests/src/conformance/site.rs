@@ -11,8 +11,8 @@ use super::row::{Row, Tally};
 use crate::artifacts::{LlamaBuild, Store};
 use crate::checkout;
 use crate::daemon::Daemon;
-use crate::llama::{Device, RUN_TIMEOUT};
-use crate::process;
+use crate::llama::{Device, RUN_TIMEOUT, VULKAN_DEVICES};
+use crate::process::{self, Finished};
 
 /// Where the suites run.
 pub struct Site {
@@ -22,6 +22,8 @@ pub struct Site {
     pub build: String,
     /// The back-end that the daemon loads.
     pub backend: String,
+    /// Its first device, as it describes itself.
+    device: String,
     /// The same back-end in the programs themselves.
     pub native: Device,
     /// Models with a vocabulary; the first is what most suites use.
@@ -60,6 +62,7 @@ impl Site {
         let release = options.build.clone().unwrap_or(release);
         Ok(Self {
             build: named(&release, &llama.bin)?,
+            device: described(&options.backend, &llama.bin)?,
             native: llama.own_device(&options.backend)?,
             llama,
             backend: options.backend.clone(),
@@ -116,6 +119,7 @@ impl Site {
             client: client.into(),
             host: host.into(),
             backend: self.backend.clone(),
+            device: self.device.clone(),
             run: tally.passed + failed,
             passed: tally.passed,
             failed,
@@ -134,11 +138,29 @@ pub fn without_own_gpus(command: &mut Command) {
     command.env("CUDA_VISIBLE_DEVICES", "");
 }
 
+/// What the daemon would show of this back-end.
+fn devices(backend: &str, ggml_dir: &Path) -> Result<Finished> {
+    let mut devices = Command::new(&checkout::binaries()?.ferryd);
+    devices.args(["devices", "--backend", backend, "--ggml-dir"]).arg(ggml_dir);
+    devices.env("FERRY_LOG", "debug").env(VULKAN_DEVICES.0, VULKAN_DEVICES.1);
+    process::run(&mut devices, RUN_TIMEOUT)?.success()
+}
+
+/// How the back-end's first device describes itself.
+fn described(backend: &str, ggml_dir: &Path) -> Result<String> {
+    let listed = devices(backend, ggml_dir)?.stdout;
+    Ok(description(&listed).with_context(|| format!("ferryd lists no device:\n{listed}"))?.to_owned())
+}
+
+/// The description of the first device listed: `NAME: DESCRIPTION (MEMORY)`.
+fn description(listed: &str) -> Option<&str> {
+    let (_, described) = listed.lines().next()?.split_once(": ")?;
+    Some(described.rsplit_once(" (")?.0)
+}
+
 /// `release` with the version of the ggml in `dir`, where there is one.
 pub fn named(release: &str, dir: &Path) -> Result<String> {
-    let mut devices = Command::new(&checkout::binaries()?.ferryd);
-    devices.args(["devices", "--backend", "cpu", "--ggml-dir"]).arg(dir).env("FERRY_LOG", "debug");
-    let log = process::run(&mut devices, RUN_TIMEOUT)?.success()?.stderr;
+    let log = devices("cpu", dir)?.stderr;
     Ok(match version(&log) {
         Some(version) => format!("{release} (ggml {version})"),
         None => release.to_owned(),
@@ -172,6 +194,14 @@ fn commit() -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_description_is_read_from_the_list_of_devices() {
+        let listed =
+            "Vulkan0: llvmpipe (LLVM 15.0.6, 256 bits) (24105 MiB, 24105 MiB free)\nVulkan1: b (1 MiB)\n";
+        assert_eq!(description(listed), Some("llvmpipe (LLVM 15.0.6, 256 bits)"));
+        assert_eq!(description(""), None);
+    }
 
     #[test]
     fn the_version_is_read_from_the_daemons_log() {

@@ -43,7 +43,12 @@ fn cells(row: &Row) -> [String; 8] {
     };
     let host = if row.host == row.client { "same".into() } else { row.host.clone() };
     let (run, passed) = (thousands(row.run), thousands(row.passed));
-    [row.suite.clone(), row.client.clone(), host, row.backend.clone(), run, passed, failed, supported]
+    // One CPU computes what the other does; of GPUs it matters which.
+    let backend = match row.backend.as_str() {
+        "cpu" => row.backend.clone(),
+        backend => format!("{backend}: {}", row.device),
+    };
+    [row.suite.clone(), row.client.clone(), host, backend, run, passed, failed, supported]
 }
 
 /// The rows in columns, with what is wrong below.
@@ -146,6 +151,7 @@ mod tests {
             client: client.into(),
             host: host.into(),
             backend: "cpu".into(),
+            device: "A CPU".into(),
             run: 18_087,
             passed: 18_087 - failed,
             failed,

@@ -54,6 +54,9 @@ pub struct Options {
     /// Operations to test instead of all, as test-backend-ops takes them: ADD,MUL_MAT
     #[arg(long, value_name = "NAMES")]
     operations: Option<String>,
+    /// Threads of `test-backend-ops test`, each with a stream of its own
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    jobs: u32,
     /// Where the rows go [default: target/conformance.json]
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,

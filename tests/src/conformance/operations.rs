@@ -67,12 +67,17 @@ fn attend(command: &mut Command, what: &str) -> Result<(i32, Finished)> {
 pub fn test(site: &Site) -> Result<Vec<Row>> {
     let daemon = site.daemon()?;
     let mut command = site.operations_command("test", &Device::Ferry(daemon.socket()), FERRY_DEVICE, None)?;
+    let mut suite = "`test-backend-ops test`".to_owned();
+    if site.jobs > 1 {
+        command.args(["-j", &site.jobs.to_string()]);
+        suite = format!("`test-backend-ops test -j {}`", site.jobs);
+    }
     let (pid, finished) = attend(&mut command, "test-backend-ops test through Ferry")?;
     let tested = tested(&finished.stdout).with_context(|| finished.tail())?;
     daemon.expect_graphs(pid, tested.run)?;
     let failed_natively = native_failures(site, &tested.failing)?;
     let tally = Tally { passed: tested.passed, failures: tested.failing };
-    let row = site.row(&site.titled("`test-backend-ops test`"), tally);
+    let row = site.row(&site.titled(&suite), tally);
     Ok(vec![Row { failed_natively, ..row }])
 }
 

@@ -30,6 +30,8 @@ pub struct Site {
     pub models: Vec<PathBuf>,
     /// The operations to test instead of all of them, as test-backend-ops takes them.
     pub operations: Option<String>,
+    /// Threads of `test-backend-ops test`.
+    pub jobs: u32,
     command: String,
     commit: String,
     dir: TempDir,
@@ -68,6 +70,7 @@ impl Site {
             backend: options.backend.clone(),
             models,
             operations: options.operations.clone(),
+            jobs: options.jobs,
             command: options.command(),
             commit: options.commit.clone().map_or_else(commit, Ok)?,
             dir: tempfile::tempdir().context("making a folder")?,

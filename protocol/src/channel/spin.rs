@@ -15,11 +15,12 @@
 use crate::calls::{CallCode, Manner};
 use std::time::{Duration, Instant};
 
-/// A wait that took longer than this was better slept through. Tokens of a small model on a large GPU take about one
-/// millisecond; on a CPU, whose cores a spinning thread would take away, they take many.
-const WORTHWHILE: Duration = Duration::from_millis(2);
-/// Spinning takes a core away from somebody unless there are more than this many.
-const FEW_CORES: usize = 4;
+/// From so many cores on, a wait of at most so long is spun through; with fewer, spinning takes a core away from somebody.
+///
+/// Tokens of a small model on a large GPU take about one millisecond; on a CPU, whose cores a spinning thread would take
+/// away, they take many. Between two prompts' graphs of 512 tokens llama.cpp is busy for 2 to 3 ms, and a worker that has
+/// gone to sleep begins the next one later: with 16 cores and an H200 that was a hundredth of the prompt's time.
+const WORTHWHILE: [(usize, Duration); 2] = [(8, Duration::from_millis(5)), (4, Duration::from_millis(2))];
 /// A wait longer than so many times what is worthwhile varies by more than that, and gains next to nothing.
 const WAKE_EARLY_MAX: u32 = 16;
 
@@ -70,10 +71,10 @@ pub enum Next {
 }
 
 impl Spin {
-    /// Spins for at most `max`; by default two milliseconds with four cores or more, else not at all.
+    /// Spins for at most `max`; by default for what is worthwhile with this machine's cores.
     pub fn new(max: Option<Duration>) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let max = max.unwrap_or(if cores >= FEW_CORES { WORTHWHILE } else { Duration::ZERO });
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let max = max.unwrap_or_else(|| worthwhile(cores()));
         Self { max, wakes_early: false, last: [Duration::ZERO; 3], pause: Pause::Posting, graph: false }
     }
 
@@ -126,6 +127,12 @@ impl Waiting {
     }
 }
 
+/// The longest wait to spin through on a machine with so many cores.
+fn worthwhile(cores: usize) -> Duration {
+    let row = WORTHWHILE.iter().find(|(least, _)| cores >= *least);
+    row.map_or(Duration::ZERO, |(_, longest)| *longest)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,6 +159,11 @@ mod tests {
         assert_eq!(spin_after(2 * MS, MS), 2 * MS);
         assert_eq!(spin_after(2 * MS, 2 * MS), 2 * MS);
         assert_eq!(spin_after(2 * MS, 12 * MS), 2 * MS / 32);
+    }
+
+    #[test]
+    fn the_more_cores_the_longer_a_wait_is_spun_through() {
+        assert_eq!([1, 3, 4, 7, 8, 64].map(|cores| worthwhile(cores).as_millis()), [0, 0, 2, 2, 5, 5]);
     }
 
     #[test]

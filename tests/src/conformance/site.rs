@@ -138,7 +138,7 @@ impl Site {
 
 /// Has a program see no GPU but Ferry's, as in a guest.
 pub fn without_own_gpus(command: &mut Command) {
-    command.env("CUDA_VISIBLE_DEVICES", "");
+    command.env("CUDA_VISIBLE_DEVICES", "").env(VULKAN_DEVICES.0, "");
 }
 
 /// What the daemon would show of this back-end.

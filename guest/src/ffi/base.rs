@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use ferry_ggml::Tensor;
 use ferry_protocol::ops::Op;
+use ferry_protocol::tensor::flags;
 use ferry_protocol::types::TensorType;
 
 /// Operations and types are remembered up to these numbers; ggml 0.26 has 101 and 43.
@@ -32,6 +33,8 @@ pub struct Base {
     pub generation: Generation,
     /// Whether its graphs have a uid.
     pub has_uid: bool,
+    /// Whether it marks the nodes that are to be computed.
+    marks_nodes: bool,
     /// `ggml_backend_buffer_init`; its second parameter is a struct whose layout depends on the generation.
     pub buffer_init: *const c_void,
     /// `ggml_backend_buffer_is_host`.
@@ -174,12 +177,13 @@ impl Base {
         let glu_op_name = unsafe { lookup.function(c"ggml_glu_op_name")? };
         let generation = super::layout::generation(lookup)?;
         let has_uid = !lookup.find(c"ggml_graph_next_uid").is_null();
-        super::layout::check_graph(lookup)?;
+        let marks_nodes = super::layout::check_graph(lookup)?;
         // SAFETY: each has this type in ggml's headers, unchanged since July 2025.
         unsafe {
             Ok(Self {
                 generation,
                 has_uid,
+                marks_nodes,
                 buffer_init: lookup.function(c"ggml_backend_buffer_init")?,
                 buffer_is_host: lookup.function(c"ggml_backend_buffer_is_host")?,
                 synchronize: lookup.function(c"ggml_backend_synchronize")?,
@@ -195,6 +199,11 @@ impl Base {
                 types: [const { AtomicU32::new(UNASKED) }; TYPES_MAX],
             })
         }
+    }
+
+    /// ggml's flags of `tensor`, with the mark of what is to be computed where this ggml knows none.
+    pub fn flags_of(&self, tensor: &Tensor) -> u32 {
+        tensor.flags as u32 & flags::ALL | if self.marks_nodes { 0 } else { flags::COMPUTE }
     }
 
     /// The protocol's number of the operation of `tensor`, or `None` if it has none: the host is not asked.

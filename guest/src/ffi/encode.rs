@@ -7,6 +7,7 @@ use crate::session::Session;
 use ferry_ggml::graph::HashSet as GgmlSet;
 use ferry_ggml::{CGraph, Tensor};
 use ferry_protocol::graph::GraphTables;
+use ferry_protocol::ids::BufferId;
 use ferry_protocol::limits::{GRAPH_TENSORS_MAX, OP_TENSORS_MAX};
 use ferry_protocol::meaning;
 use ferry_protocol::ops::Op;
@@ -159,7 +160,7 @@ unsafe fn encode<'a>(
         // SAFETY: as promised: the array has that many nodes.
         let node = unsafe { *graph.nodes.add(at) };
         // SAFETY: as promised.
-        if encoder.is_elsewhere(unsafe { &*node }) {
+        if encoder.is_idle(unsafe { &*node }) {
             continue;
         }
         // SAFETY: as promised.
@@ -170,12 +171,14 @@ unsafe fn encode<'a>(
 }
 
 impl Encoder<'_> {
-    /// Whether `node` is a view of memory that is not the host's. ggml's scheduler has such nodes in any back-end's graph,
-    /// since nothing is computed for them; what uses one is given a copy.
-    fn is_elsewhere(&self, node: &Tensor) -> bool {
+    /// Whether nothing is computed for `node`, so that the host need not know of it. Either it is not marked: a host whose
+    /// ggml knows no mark would compute it. Or it is a view of memory that is not the host's: ggml's scheduler has such
+    /// nodes in any back-end's graph; what uses one is given a copy.
+    fn is_idle(&self, node: &Tensor) -> bool {
         let Some(session) = self.session else { return false };
         let here = |place: HostPlace<'_>| Arc::ptr_eq(place.session, session);
-        self.base.op_of(node).is_some_and(Op::is_view) && !place_of(node).is_some_and(here)
+        self.base.flags_of(node) & flags::COMPUTE == 0
+            || self.base.op_of(node).is_some_and(Op::is_view) && !place_of(node).is_some_and(here)
     }
 
     /// # Safety
@@ -188,19 +191,30 @@ impl Encoder<'_> {
         let mut record = self.record(node, op)?;
         record.op_params =
             op_params(self.base, op, node).ok_or_else(|| EncodeError::Op(node.op, name_of(node)))?;
-        // Builds from before January 2026 do not know this flag, and newer hosts skip nodes without it.
-        record.flags = node.flags as u32 & flags::ALL | flags::COMPUTE;
+        record.flags = self.base.flags_of(node);
         for (link, &src) in record.src.iter_mut().zip(&node.src) {
             if !src.is_null() {
                 // SAFETY: as promised.
                 *link = unsafe { self.leaf(src)? };
             }
         }
-        if !node.view_src.is_null() {
-            // SAFETY: as promised.
-            record.view_src = unsafe { self.leaf(node.view_src)? };
-        }
+        // SAFETY: as promised.
+        unsafe { self.link_view(node, &mut record)? };
         self.add(tensor, record)
+    }
+
+    /// Says what `tensor` views. One without a place views nothing: it has no bytes, and may lie anywhere.
+    ///
+    /// # Safety
+    /// `tensor` must be valid, with everything it points to.
+    unsafe fn link_view(&mut self, tensor: &Tensor, record: &mut TensorRecord) -> Result<(), EncodeError> {
+        let is_placed = self.session.is_none() || record.layout.buffer != BufferId::NONE;
+        if is_placed && !tensor.view_src.is_null() {
+            record.view_offset = tensor.view_offs as u64;
+            // SAFETY: as promised.
+            record.view_src = unsafe { self.leaf(tensor.view_src)? };
+        }
+        Ok(())
     }
 
     /// A tensor that a node uses: one that was a node before, or else a leaf, of which only the data matters.
@@ -215,10 +229,8 @@ impl Encoder<'_> {
         let leaf = unsafe { &*tensor };
         let mut record = self.record(leaf, Op::NONE)?;
         record.flags = leaf.flags as u32 & flags::ALL;
-        if !leaf.view_src.is_null() {
-            // SAFETY: as promised.
-            record.view_src = unsafe { self.leaf(leaf.view_src)? };
-        }
+        // SAFETY: as promised.
+        unsafe { self.link_view(leaf, &mut record)? };
         self.add(tensor, record)
     }
 
@@ -239,7 +251,6 @@ impl Encoder<'_> {
         Ok(TensorRecord {
             layout,
             op,
-            view_offset: if tensor.view_src.is_null() { 0 } else { tensor.view_offs as u64 },
             use_count: self.use_count(tensor),
             name_offset,
             name_len: name.len() as u32,

@@ -9,6 +9,7 @@ use super::base::{BaseError, Lookup};
 use ferry_ggml::backend::{Generation, Handle};
 use ferry_ggml::graph::HashSet;
 use ferry_ggml::{CGraph, Tensor};
+use ferry_protocol::tensor::flags;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// An interface has fewer functions than this.
@@ -47,8 +48,9 @@ struct InitParams {
     no_alloc: bool,
 }
 
-/// Builds `scale(a) ` of a 4-dimensional tensor, looks at it, and throws it away.
-pub fn check_graph(lookup: &Lookup) -> Result<(), BaseError> {
+/// Builds `scale(a)` of a 4-dimensional tensor, looks at it, and throws it away. Returns whether this ggml marks the nodes
+/// that are to be computed, as it does since January 2026.
+pub fn check_graph(lookup: &Lookup) -> Result<bool, BaseError> {
     // SAFETY: the types are those of ggml's headers, unchanged since July 2025.
     unsafe {
         let init: unsafe extern "C" fn(InitParams) -> Handle = lookup.function(c"ggml_init")?;
@@ -66,7 +68,7 @@ pub fn check_graph(lookup: &Lookup) -> Result<(), BaseError> {
 
 /// # Safety
 /// `context` must be one of this ggml.
-unsafe fn check_graph_in(lookup: &Lookup, context: Handle) -> Result<(), BaseError> {
+unsafe fn check_graph_in(lookup: &Lookup, context: Handle) -> Result<bool, BaseError> {
     const F16: c_int = 1;
     const FACTOR: f32 = 2.5;
     const OUTPUT: i32 = 2;
@@ -117,7 +119,7 @@ unsafe fn check_graph_in(lookup: &Lookup, context: Handle) -> Result<(), BaseErr
         let home = HashSet::home(leaf, size);
         let slot = (home..home + 3).map(|slot| slot % size).find(|&slot| *g.visited.keys.add(slot) == leaf);
         match slot {
-            Some(slot) if *g.use_counts.add(slot) == 1 => Ok(()),
+            Some(slot) if *g.use_counts.add(slot) == 1 => Ok((*scaled).flags as u32 & flags::COMPUTE != 0),
             _ => Err(BaseError::Layout("a graph's use counts")),
         }
     }

@@ -31,13 +31,19 @@ fn operations_compute_what_the_cpu_computes() {
 }
 
 #[test]
-fn a_view_of_the_programs_own_memory_is_no_part_of_the_hosts_work() {
+fn nodes_that_compute_nothing_are_no_part_of_the_hosts_work() {
     let bed = Testbed::new();
     let daemon = Daemon::start(&bed.llama.bin).unwrap();
-    let mut command = Command::new(programs::compile("stray_view", &bed.llama, bed.dir()).unwrap());
-    Device::Ferry(daemon.socket()).environment(&mut command).unwrap();
-    assert_eq!(run(command.arg(&bed.llama.bin).arg(FERRY_DEVICE)).stdout, "10\n");
-    assert_eq!(daemon.sessions(1).unwrap()[0].nodes, 1);
+    let program = programs::compile("idle_nodes", &bed.llama, bed.dir()).unwrap();
+    let sum = |device: &Device, name: &str| {
+        let mut command = Command::new(&program);
+        device.environment(&mut command).unwrap();
+        run(command.arg(&bed.llama.bin).arg(name)).stdout
+    };
+    assert_eq!(sum(&Device::Cpu, "CPU"), "10\n");
+    assert_eq!(sum(&Device::Ferry(daemon.socket()), FERRY_DEVICE), "10\n");
+    // The sum, and the operation on nothing.
+    assert_eq!(daemon.sessions(1).unwrap()[0].nodes, 2);
 }
 
 #[test]

@@ -12,26 +12,33 @@ use crate::llama::{Completion, Device, RUN_TIMEOUT, RpcServer, VULKAN_DEVICES};
 pub const SPLITS: [&str; 3] = ["Ferry1,Ferry2", "Ferry0,Ferry1", "Ferry0,Ferry1,Ferry2"];
 const TOKENS: u32 = 24;
 
-/// A daemon whose devices are the first of the host's own and those of two ggml-rpc servers.
+/// A daemon whose devices are the first of the host's own and those of ggml-rpc servers.
 #[derive(Debug)]
 pub struct Machines {
     daemon: Daemon,
-    _servers: [RpcServer; 2],
+    _servers: Vec<RpcServer>,
 }
 
 impl Machines {
-    /// Starts them on the device `name` of `backend`, the servers as well.
-    pub fn start(llama: &LlamaBuild, backend: &str, name: &str) -> Result<Self> {
-        let servers = [RpcServer::start_on(llama, name)?, RpcServer::start_on(llama, name)?];
-        let [first, second] = servers.each_ref().map(RpcServer::port);
+    /// Starts it on the device `name` of `backend`, and so many servers on the same.
+    pub fn start(llama: &LlamaBuild, backend: &str, name: &str, servers: usize) -> Result<Self> {
+        let servers: Vec<RpcServer> =
+            (0..servers).map(|_| RpcServer::start_on(llama, name)).collect::<Result<_>>()?;
+        let addresses: Vec<String> =
+            servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
         let daemon = Daemon::adapted(&llama.bin, backend, |mut command| {
             if backend == "vulkan" {
                 command.env(VULKAN_DEVICES.0, VULKAN_DEVICES.1);
             }
-            command.args(["--backend", &format!("rpc=127.0.0.1:{first},127.0.0.1:{second}")]);
+            command.args(["--backend", &format!("rpc={}", addresses.join(","))]);
             Ok(command)
         })?;
         Ok(Self { daemon, _servers: servers })
+    }
+
+    /// The daemon.
+    pub fn daemon(&self) -> &Daemon {
+        &self.daemon
     }
 
     /// The model split over `devices` answers as on the `native` one, and each of them has computed.

@@ -7,7 +7,7 @@ use super::site::{Site, without_own_gpus};
 use crate::choices::{CHOICES, Comparison};
 use crate::daemon::Daemon;
 use crate::lora;
-use crate::machines::{Machines, SPLITS};
+use crate::machines::SPLITS;
 use crate::progress::Step;
 use crate::threads;
 
@@ -74,7 +74,7 @@ pub fn adapter(site: &Site) -> Result<Vec<Row>> {
 
 /// A model split over the host's own device and those of ggml-rpc servers.
 pub fn devices(site: &Site) -> Result<Vec<Row>> {
-    let machines = Machines::start(&site.llama, &site.backend, site.native_name())?;
+    let machines = site.machines(2)?;
     let mut tally = Tally::default();
     let step = Step::begin("a model split over devices");
     for devices in SPLITS {

@@ -52,7 +52,8 @@ impl Configuration {
 
 /// Every architecture answers through Ferry as on the CPU.
 pub fn test(site: &Site) -> Result<Vec<Row>> {
-    let daemon = site.daemon()?;
+    let machines = site.machines(1)?;
+    let daemon = machines.daemon();
     let (pid, ferry) = attend(site, &Device::Ferry(daemon.socket()), "through Ferry")?;
     let device = ferry.iter().map(|found| found.device.as_str()).find(|name| name.ends_with(THROUGH_FERRY));
     let device = device.context("none of the devices is Ferry's")?;
@@ -63,7 +64,7 @@ pub fn test(site: &Site) -> Result<Vec<Row>> {
     let (on_ferry, split) = (ran(&ferry, device), ran(&ferry, SPLIT));
     // Each configuration computes a graph at least, and has a session of its own.
     daemon.expect_graphs(pid, (on_ferry.len() + split.len()) as u64)?;
-    // The CPU is a device of every run, and nothing is split over it.
+    // The CPU is a device of every run, and nothing is split over it. Natively there may be one device to split over.
     let (native, native_split) = match site.backend.as_str() {
         "cpu" => (ran(&ferry, native_device), Vec::new()),
         _ => {
@@ -72,8 +73,14 @@ pub fn test(site: &Site) -> Result<Vec<Row>> {
         }
     };
     Ok(vec![
-        row(site, "`test-llama-archs`", &on_ferry, &native),
-        row(site, "`test-llama-archs`, tensors split over all devices", &split, &native_split),
+        row(site, "`test-llama-archs`", &on_ferry, &native, site.backend == "cpu"),
+        row(
+            site,
+            "`test-llama-archs`, tensors split over the host's device and a ggml-rpc server",
+            &split,
+            &native_split,
+            false,
+        ),
     ])
 }
 
@@ -98,8 +105,7 @@ fn attend(site: &Site, device: &Device, how: &str) -> Result<(i32, Vec<Configura
     Ok((pid, configurations(&finished.stdout).with_context(|| finished.tail())?))
 }
 
-fn row(site: &Site, suite: &str, ferry: &[Configuration], native: &[Configuration]) -> Row {
-    let exactly = site.backend == "cpu";
+fn row(site: &Site, suite: &str, ferry: &[Configuration], native: &[Configuration], exactly: bool) -> Row {
     let fails_natively = |ferry: &&Configuration| {
         native.iter().any(|native| native.model == ferry.model && native.outcome(exactly).is_err())
     };

@@ -12,6 +12,7 @@ use crate::artifacts::{LlamaBuild, Store};
 use crate::checkout;
 use crate::daemon::Daemon;
 use crate::llama::{Device, RUN_TIMEOUT, VULKAN_DEVICES};
+use crate::machines::Machines;
 use crate::process::{self, Finished};
 
 /// Where the suites run.
@@ -99,6 +100,11 @@ impl Site {
             "vulkan" => Daemon::start_vulkan(&self.llama.bin, 1),
             backend => Daemon::start_with(&self.llama.bin, backend, 0),
         }
+    }
+
+    /// A daemon with the back-end's device and that of so many other machines, which have the same one.
+    pub fn machines(&self, others: usize) -> Result<Machines> {
+        Machines::start(&self.llama, &self.backend, self.native_name(), others)
     }
 
     /// The name of the device that is used natively.

@@ -83,7 +83,8 @@ pub struct Tuning {
     /// its device.
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
-    /// Microseconds to look for the next message before sleeping, at most. Default: 5000 with 8 cores or more, 2000 with 4, else 0.
+    /// Microseconds to look for the next message before sleeping, at most. Default: 5000 with 8 cores or more, 2000 with 4,
+    /// else 0.
     #[arg(long, value_name = "N")]
     pub spin_us: Option<u64>,
     /// Offer guests the weights of the models in this directory, which `ferryd store add` fills: what a guest has as well

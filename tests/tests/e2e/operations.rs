@@ -3,6 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
+use ferry_tests::artifacts::Store;
 use ferry_tests::daemon::Daemon;
 use ferry_tests::llama::{Device, FERRY_DEVICE};
 use ferry_tests::{process, programs};
@@ -33,7 +34,6 @@ fn operations_compute_what_the_cpu_computes() {
 #[test]
 fn nodes_that_compute_nothing_are_no_part_of_the_hosts_work() {
     let bed = Testbed::new();
-    let daemon = Daemon::start(&bed.llama.bin).unwrap();
     let program = programs::compile("idle_nodes", &bed.llama, bed.dir()).unwrap();
     let sum = |device: &Device, name: &str| {
         let mut command = Command::new(&program);
@@ -41,9 +41,14 @@ fn nodes_that_compute_nothing_are_no_part_of_the_hosts_work() {
         run(command.arg(&bed.llama.bin).arg(name)).stdout
     };
     assert_eq!(sum(&Device::Cpu, "CPU"), "10\n");
-    assert_eq!(sum(&Device::Ferry(daemon.socket()), FERRY_DEVICE), "10\n");
-    // The sum, and the operation on nothing.
-    assert_eq!(daemon.sessions(1).unwrap()[0].nodes, 2);
+    // The older host's ggml computes every node that it is given.
+    let old = Store::open().unwrap().node("b6133").unwrap().bin;
+    for host in [&bed.llama.bin, &old] {
+        let daemon = Daemon::start(host).unwrap();
+        assert_eq!(sum(&Device::Ferry(daemon.socket()), FERRY_DEVICE), "10\n");
+        // The sum, and the operation on nothing.
+        assert_eq!(daemon.sessions(1).unwrap()[0].nodes, 2);
+    }
 }
 
 #[test]

@@ -499,7 +499,7 @@ impl Place<'_> {
     /// `from` must be the start of `len` readable bytes.
     unsafe fn copy_in(&self, from: *const u8, len: usize, offset: u64) {
         assert!(self.contains(offset, len as u64));
-        if self.buffer.is_host && len >= nontemporal::BYTES_MIN {
+        if self.buffer.is_host && nontemporal::suits(len, self.buffer.size) {
             let to = self.buffer.address(self.layout.offset + offset).cast();
             // SAFETY: as promised; the range is within the tensor, the tensor within its buffer, whose bytes are this
             // process's and not in use: nothing is computing (`worker::dispatch`).

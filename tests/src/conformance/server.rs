@@ -119,7 +119,9 @@ pub fn test(site: &Site) -> Result<Vec<Row>> {
         tally.check(format!("{prompt:?} alone"), alone == native, || {
             format!("the answer is {alone:?}, natively {native:?}")
         });
-        let (together, native) = (&together[slot], &native_together[slot]);
+        // On a CPU a batch's size changes nothing.
+        let native = if site.backend == "cpu" { native } else { &native_together[slot] };
+        let together = &together[slot];
         tally.check(format!("{prompt:?} with three others"), together == native, || {
             format!("the answer is {together:?}, natively {native:?}")
         });

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use crate::artifacts::LlamaBuild;
+use crate::bench::spread;
 use crate::checkout;
 use crate::process::{self, Finished, Running};
 
@@ -173,10 +174,10 @@ pub struct Speed {
 struct BenchLine {
     n_prompt: u32,
     n_gen: u32,
-    avg_ts: f64,
+    samples_ts: Vec<f64>,
 }
 
-/// What llama-bench is asked to measure, once.
+/// What llama-bench is asked to measure.
 #[derive(Debug, Clone, Copy)]
 pub struct Bench<'a> {
     /// The model's file.
@@ -185,6 +186,8 @@ pub struct Bench<'a> {
     pub prompts: &'a [u32],
     /// Tokens to generate one by one; none if 0.
     pub generate: u32,
+    /// How often to measure each; the median counts.
+    pub repetitions: u32,
     /// Do each thing once before it is measured.
     pub warm_up: bool,
 }
@@ -194,10 +197,11 @@ impl Bench<'_> {
     pub fn arguments(&self, threads: &str) -> Vec<String> {
         let lengths: Vec<String> = self.prompts.iter().map(u32::to_string).collect();
         let prompts = if lengths.is_empty() { "0".to_owned() } else { lengths.join(",") };
-        let (model, generate) = (self.model.to_string_lossy(), self.generate.to_string());
-        let fixed = ["--threads", threads, "--repetitions", "1", "--output", "json", "--model", &model];
+        let model = self.model.to_string_lossy();
+        let fixed = ["--threads", threads, "--output", "json", "--model", &model, "--n-prompt", &prompts];
         let mut arguments: Vec<String> = fixed.map(str::to_owned).into();
-        arguments.extend(["--n-prompt".into(), prompts, "--n-gen".into(), generate]);
+        arguments.extend(["--n-gen".into(), self.generate.to_string()]);
+        arguments.extend(["--repetitions".into(), self.repetitions.to_string()]);
         if !self.warm_up {
             arguments.push("--no-warmup".into());
         }
@@ -212,7 +216,9 @@ impl Bench<'_> {
         let generate = (self.generate > 0).then_some((0, self.generate));
         let speed = |wanted: (u32, u32)| {
             let found = lines.iter().find(|line| (line.n_prompt, line.n_gen) == wanted);
-            found.map(|line| line.avg_ts).with_context(|| format!("llama-bench did not measure {wanted:?}"))
+            let samples = found.map(|line| &line.samples_ts).filter(|samples| !samples.is_empty());
+            let samples = samples.with_context(|| format!("llama-bench did not measure {wanted:?}"))?;
+            Ok(spread(samples.iter().copied()).median)
         };
         prompts.chain(generate).map(speed).collect()
     }
@@ -225,7 +231,7 @@ pub fn bench(
     model: &Path,
     (prompt, generate): (u32, u32),
 ) -> Result<Speed> {
-    let bench = Bench { model, prompts: &[prompt], generate, warm_up: true };
+    let bench = Bench { model, prompts: &[prompt], generate, repetitions: 1, warm_up: true };
     let mut command = llama.program("llama-bench", device)?;
     let finished = process::run(command.args(bench.arguments(THREADS)), RUN_TIMEOUT)?.success()?;
     let speeds = bench.speeds(&finished.stdout).with_context(|| finished.tail())?;
@@ -296,14 +302,19 @@ mod tests {
 
     #[test]
     fn the_figures_of_llama_bench_come_in_the_order_asked_for() {
-        let bench = Bench { model: Path::new("m"), prompts: &[512, 32], generate: 8, warm_up: false };
+        let (model, prompts) = (Path::new("m"), [512, 32]);
+        let bench = Bench { model, prompts: &prompts, generate: 8, repetitions: 3, warm_up: false };
         let arguments = bench.arguments("2").join(" ");
-        assert!(arguments.contains("--n-prompt 512,32 --n-gen 8 --no-warmup"), "{arguments}");
-        let line = |prompt, generate, speed: f64| {
-            format!(r#"{{"n_prompt": {prompt}, "n_gen": {generate}, "avg_ts": {speed:?}}}"#)
+        assert!(
+            arguments.ends_with("--n-prompt 512,32 --n-gen 8 --repetitions 3 --no-warmup"),
+            "{arguments}"
+        );
+        let line = |prompt, generate, speeds: &str| {
+            format!(r#"{{"n_prompt": {prompt}, "n_gen": {generate}, "samples_ts": [{speeds}]}}"#)
         };
-        let json = format!("[{}, {}, {}]", line(0, 8, 3.0), line(32, 0, 2.0), line(512, 0, 1.0));
-        assert_eq!(bench.speeds(&json).unwrap(), [1.0, 2.0, 3.0]);
+        let json = |first| format!("[{}, {}, {first}]", line(0, 8, "3.0, 9.0, 1.0"), line(32, 0, "2.0"));
+        assert_eq!(bench.speeds(&json(line(512, 0, "1.0"))).unwrap(), [1.0, 2.0, 3.0]);
+        assert!(bench.speeds(&json(line(512, 0, ""))).is_err());
         assert!(bench.speeds("[]").is_err());
     }
 

@@ -65,6 +65,30 @@ pub fn resident_kib(pid: i32) -> Option<u64> {
     Some(field(&status, "RssAnon:")? + field(&status, "RssFile:")?)
 }
 
+/// A process's memory for which it asked for huge pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HugePages {
+    /// Address space, in KiB.
+    pub asked_kib: u64,
+    /// What the system gave, in KiB: nothing where it has none.
+    pub given_kib: u64,
+}
+
+/// What the process has of it, or `None` if it is gone.
+pub fn huge_pages(pid: i32) -> Option<HugePages> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/smaps")).ok()?;
+    let (mut found, mut size, mut given) = (HugePages { asked_kib: 0, given_kib: 0 }, 0, 0);
+    for line in maps.lines() {
+        // A mapping's flags are its last line.
+        size = field(line, "Size:").unwrap_or(size);
+        given = field(line, "AnonHugePages:").unwrap_or(given);
+        if line.strip_prefix("VmFlags:").is_some_and(|flags| flags.split(' ').any(|flag| flag == "hg")) {
+            found = HugePages { asked_kib: found.asked_kib + size, given_kib: found.given_kib + given };
+        }
+    }
+    Some(found)
+}
+
 /// The number of a line of a status file.
 fn field(status: &str, name: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;

@@ -33,7 +33,11 @@ pub struct Options {
     /// Rounds; medians and ranges are over these
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// Models: smollm2, gemma, random-1b, random-3b (of random weights), or files
+    /// Measurements in each run of llama-bench, after one to warm up; their median is the round's figure
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repetitions: u32,
+    /// Models: smollm2, gemma, or of random weights: random-1b, random-3b, random-tiny (it takes next to nothing to compute,
+    /// so that what carries it shows); or files
     #[arg(long, value_name = "MODEL", value_delimiter = ',', num_args = 1.., default_value = "smollm2,gemma")]
     models: Vec<Model>,
     /// Arms to compare; the first is what ratios are to [default: native, ferry-unix, rpc; with --vm those of the VM too]
@@ -81,15 +85,19 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         let title = model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let (arms, accounts) = measure(&stage, model, options)?;
         println!("\n{title} on {}:\n", options.backend);
-        print!("{}", bench::table(&arms, &phases(options)));
+        let phases = phases(options);
+        print!("{}", bench::table(&arms, &phases));
+        print!("{}", report::peers_text(&stage.contenders, &arms, &phases));
         report.add(&title, &stage.contenders, &arms, &accounts);
         print!("{}", report::accounts_text(&stage.contenders, &accounts));
         // What was measured so far is kept, whatever becomes of the rest.
         report.write(&json)?;
     }
     println!(
-        "\nllama-bench, median (range) of {} rounds; ratios to the first line, medians over the rounds; load: from \
-         llama-bench's start to its end with one token.\nwritten to {}",
+        "\nllama-bench, {} in each round after a warm-up: median (range) of {} rounds. Ratios to the first line: median \
+         over the rounds (where it lies, with 95 % confidence from 6 rounds on). load: from llama-bench's start to its end \
+         with one token.\nwritten to {}",
+        options.repetitions,
         options.rounds,
         json.display()
     );
@@ -104,8 +112,9 @@ fn phases(options: &Options) -> Vec<String> {
 }
 
 fn measure(stage: &Stage, model: &PathBuf, options: &Options) -> Result<(Vec<Arm>, Vec<Option<Account>>)> {
-    let bench = Bench { model, prompts: &options.prompts, generate: options.generate, warm_up: true };
-    let loading = Bench { model, prompts: &[], generate: 1, warm_up: false };
+    let Options { prompts, generate, repetitions, .. } = options;
+    let bench = Bench { model, prompts, generate: *generate, repetitions: *repetitions, warm_up: true };
+    let loading = Bench { model, prompts: &[], generate: 1, repetitions: 1, warm_up: false };
     let mut arms: Vec<Arm> =
         stage.contenders.iter().map(|contender| Arm::new(contender.kind.name())).collect();
     let rounds = options.rounds;

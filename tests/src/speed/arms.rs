@@ -56,6 +56,15 @@ impl ArmKind {
         matches!(self, Self::FerryUnix | Self::FerryStream | Self::FerryVm)
     }
 
+    /// ggml-rpc in the same place, if it is one of Ferry's.
+    pub fn peer(self) -> Option<Self> {
+        match self {
+            Self::FerryUnix | Self::FerryStream => Some(Self::Rpc),
+            Self::FerryVm => Some(Self::RpcVm),
+            _ => None,
+        }
+    }
+
     fn is_rpc(self) -> bool {
         matches!(self, Self::Rpc | Self::RpcVm)
     }

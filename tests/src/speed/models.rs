@@ -14,6 +14,7 @@ use crate::random_model;
 pub enum Model {
     SmolLm2,
     Gemma,
+    RandomTiny,
     RandomBillion,
     RandomThreeBillion,
     File(PathBuf),
@@ -26,6 +27,7 @@ impl FromStr for Model {
         Ok(match text {
             "smollm2" => Self::SmolLm2,
             "gemma" => Self::Gemma,
+            "random-tiny" => Self::RandomTiny,
             "random-1b" => Self::RandomBillion,
             "random-3b" => Self::RandomThreeBillion,
             file => Self::File(file.into()),
@@ -39,6 +41,7 @@ impl Model {
         match self {
             Self::SmolLm2 => Store::open()?.model(),
             Self::Gemma => Store::open()?.gemma(),
+            Self::RandomTiny => Store::open()?.random_model(&random_model::TINY),
             Self::RandomBillion => Store::open()?.random_model(&random_model::BILLION),
             Self::RandomThreeBillion => Store::open()?.random_model(&random_model::THREE_BILLION),
             Self::File(file) => {

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::arms::Contender;
 use super::{Options, phases};
-use crate::bench::{Arm, spread};
+use crate::bench::{Arm, Ratio, spread};
 use crate::llama::THREADS;
 
 /// What a generated token costs beside its computation.
@@ -37,8 +37,14 @@ struct Row {
     median: f64,
     min: f64,
     max: f64,
-    /// To the first arm: medians of the ratios in the same round. Of speeds, more is better; of times, less.
+    /// To the first arm: the median of the ratios in the same round. Of speeds, more is better; of times, less.
     ratio_to_first: f64,
+    /// Where it lies, with 95 % confidence if there were six rounds.
+    ratio_low: f64,
+    ratio_high: f64,
+    /// The same to ggml-rpc in the same place, of an arm of Ferry's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    to_rpc: Option<Ratio>,
     /// Of generated tokens, through Ferry.
     #[serde(skip_serializing_if = "Option::is_none")]
     per_token: Option<Account>,
@@ -48,6 +54,7 @@ struct Row {
 #[derive(Debug, Serialize)]
 pub struct Report {
     rounds: u32,
+    repetitions: u32,
     threads: &'static str,
     rows: Vec<Row>,
     #[serde(skip)]
@@ -60,7 +67,8 @@ impl Report {
     /// Nothing yet.
     pub fn new(options: &Options) -> Self {
         let (backend, phases) = (options.backend.clone(), phases(options));
-        Self { rounds: options.rounds, threads: THREADS, rows: Vec::new(), backend, phases }
+        let Options { rounds, repetitions, .. } = *options;
+        Self { rounds, repetitions, threads: THREADS, rows: Vec::new(), backend, phases }
     }
 
     /// What was measured with a model.
@@ -68,7 +76,7 @@ impl Report {
         for (at, title) in self.phases.iter().enumerate() {
             let (phase, unit) = title.split_once(' ').unwrap_or((title, ""));
             for ((contender, arm), account) in contenders.iter().zip(arms).zip(accounts) {
-                let spread = spread(arm.column(at));
+                let (spread, ratio) = (spread(arm.column(at)), arm.ratio(&arms[0], at));
                 self.rows.push(Row {
                     model: model.into(),
                     phase: phase.into(),
@@ -78,7 +86,10 @@ impl Report {
                     median: spread.median,
                     min: spread.min,
                     max: spread.max,
-                    ratio_to_first: arm.ratio(&arms[0], at),
+                    ratio_to_first: ratio.median,
+                    ratio_low: ratio.low,
+                    ratio_high: ratio.high,
+                    to_rpc: peer(contender, contenders, arms).map(|peer| arm.ratio(peer, at)),
                     per_token: account.filter(|_| phase.starts_with("tg")),
                 });
             }
@@ -91,6 +102,27 @@ impl Report {
         json.push('\n');
         fs::write(path, json).with_context(|| format!("writing {}", path.display()))
     }
+}
+
+/// The arm that is ggml-rpc in the same place.
+fn peer<'a>(contender: &Contender, contenders: &[Contender], arms: &'a [Arm]) -> Option<&'a Arm> {
+    let kind = contender.kind.peer()?;
+    contenders.iter().zip(arms).find_map(|(other, arm)| (other.kind == kind).then_some(arm))
+}
+
+/// A line for each arm of Ferry's that has ggml-rpc beside it.
+pub fn peers_text(contenders: &[Contender], arms: &[Arm], phases: &[String]) -> String {
+    let mut text = String::new();
+    for (contender, arm) in contenders.iter().zip(arms) {
+        let Some(peer) = peer(contender, contenders, arms) else { continue };
+        let ratio = |(at, phase): (usize, &String)| {
+            let phase = phase.split_once(' ').map_or(phase.as_str(), |(phase, _)| phase);
+            format!("{phase} {}", arm.ratio(peer, at))
+        };
+        let ratios: Vec<String> = phases.iter().enumerate().map(ratio).collect();
+        let _ = writeln!(text, "{} to {}: {}", arm.name, peer.name, ratios.join(", "));
+    }
+    text
 }
 
 /// A line for each arm that has an account.

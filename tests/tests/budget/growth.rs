@@ -45,7 +45,7 @@ fn flat(marks: &[u32], slack_kib: u64, start: impl FnOnce(&Testbed, &Daemon) -> 
 fn a_hundred_thousand_tokens_leave_nothing_behind() {
     let marks = [10_000, 55_000, 100_000];
     // Five bytes a token, or what an allocator moves about.
-    let session = flat(&marks, 384, |bed, daemon| Marked::endless(bed, daemon, 128, &marks));
+    let session = flat(&marks, 384, |bed, daemon| Marked::endless(bed, daemon, &bed.tiny(), 128, &marks));
     assert!(session.graphs_patched > 1000, "batches of other lengths: {session:?}");
 }
 

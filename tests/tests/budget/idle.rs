@@ -16,7 +16,7 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 fn an_idle_session_uses_no_processor_time_and_wakes_nobody() {
     let bed = Testbed::new();
     let daemon = Daemon::start(&bed.llama.bin).unwrap();
-    let mut endless = Marked::endless(&bed, &daemon, 64, &[10]);
+    let mut endless = Marked::endless(&bed, &daemon, &bed.tiny(), 64, &[10]);
     endless.reach(10, TIMEOUT);
     std::thread::sleep(SETTLED);
 

@@ -1,6 +1,6 @@
 //! What each of these tests begins with.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -29,6 +29,11 @@ impl Testbed {
         self.dir.path()
     }
 
+    /// The model that takes next to no time and memory.
+    pub fn tiny(&self) -> PathBuf {
+        self.store.random_model(&random_model::TINY).expect("making a model")
+    }
+
     /// `tests/programs/NAME.c`, about to run with Ferry's device and these arguments behind the folder of back-ends.
     pub fn program(&self, name: &str, device: &Device, arguments: &[&str]) -> Command {
         let program = programs::compile(name, &self.llama, self.dir()).expect("compiling");
@@ -43,9 +48,8 @@ impl Testbed {
 pub struct Marked(Running);
 
 impl Marked {
-    /// Decodes with the tiny model and starts over whenever `context` tokens are full; says so at each of `marks`.
-    pub fn endless(bed: &Testbed, daemon: &Daemon, context: u32, marks: &[u32]) -> Self {
-        let model = bed.store.random_model(&random_model::TINY).expect("making a model");
+    /// Decodes with a model and starts over whenever `context` tokens are full; says so at each of `marks`.
+    pub fn endless(bed: &Testbed, daemon: &Daemon, model: &Path, context: u32, marks: &[u32]) -> Self {
         let (context, marks) = (context.to_string(), marks.iter().map(u32::to_string));
         let fixed = [model.to_str().expect("a path of text"), FERRY_DEVICE, &context];
         let mut command = bed.program("endless", &Device::Ferry(daemon.socket()), &fixed);

@@ -143,7 +143,7 @@ fn a_token_costs_one_doorbell_and_one_wait() {
     // Its weights fit the ring: nobody ever waits for room, which happens as often as the scheduler likes.
     let model = Store::open().unwrap().random_model(&random_model::TINY).unwrap();
     let count = |tokens: u32| -> [u64; 3] {
-        let bench = Bench { model: &model, prompts: &[], generate: tokens, warm_up: false };
+        let bench = Bench { model: &model, prompts: &[], generate: tokens, repetitions: 1, warm_up: false };
         let mut command = bed.llama.program("llama-bench", &Device::Ferry(daemon.socket())).unwrap();
         command.args(bench.arguments(THREADS));
         // Without spinning every wait is a sleep: the most that it can cost.

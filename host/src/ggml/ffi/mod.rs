@@ -3,6 +3,7 @@
 mod event;
 mod functions;
 mod graph;
+mod huge;
 mod names;
 mod nontemporal;
 mod objects;

@@ -369,7 +369,10 @@ impl Buffer {
             ((ggml.ggml_backend_buffer_get_base)(handle), (ggml.ggml_backend_buffer_get_size)(handle) as u64)
         };
         let buffer = Self { library: library.clone(), handle, device: at, base: base.cast(), size, is_host };
-        if !is_host {
+        if is_host {
+            // SAFETY: the whole buffer is ordinary memory, and lives.
+            unsafe { super::huge::advise(buffer.base, size) };
+        } else {
             buffer.clear(0);
         }
         Some(buffer)

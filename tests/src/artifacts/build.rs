@@ -172,6 +172,9 @@ const COMMON_FLAGS: &[&str] = &[
     "-DLLAMA_BUILD_UI=OFF",
 ];
 
+/// What cmake includes in every build. In a product's stamp with its text: it says how things are built.
+const QUICKER: &str = include_str!("quicker.cmake");
+
 /// CPU features to use where this machine has them. `GGML_NATIVE` cannot be combined with loadable
 /// back-ends. No AVX-512: the same build also runs in guests under QEMU's TCG, which has none.
 const CPU_FEATURES: &[(&str, &str)] = &[
@@ -203,7 +206,8 @@ pub fn ensure(
 ) -> Result<LlamaBuild> {
     let bin = store.join(recipe.name);
     let configuration = configuration(recipe);
-    let stamp = format!("{source_hash}\n{}\n{}\n", configuration.join("\n"), recipe.targets.join(" "));
+    let (flags, targets) = (configuration.join("\n"), recipe.targets.join(" "));
+    let stamp = format!("{source_hash}\n{flags}\n{targets}\n{QUICKER}");
     let built = LlamaBuild { bin, source: source.to_owned() };
     if fs::read_to_string(built.bin.join("STAMP")).is_ok_and(|found| found == stamp) {
         return Ok(built);
@@ -211,7 +215,10 @@ pub fn ensure(
     system::require(&[system::CMAKE, system::NINJA, system::CXX, system::CC])?;
     let work = work(store, recipe);
     fs::create_dir_all(&work).with_context(|| format!("making {}", work.display()))?;
-    let flags: Vec<String> = configuration.iter().cloned().chain(places()?).collect();
+    let quicker = work.join("quicker.cmake");
+    fs::write(&quicker, QUICKER).with_context(|| format!("writing {}", quicker.display()))?;
+    let include = format!("-DCMAKE_PROJECT_INCLUDE={}", quicker.display());
+    let flags: Vec<String> = configuration.into_iter().chain([include]).chain(places()?).collect();
     configure(source, &work, &flags, recipe)?;
     compile(&work, recipe)?;
     replace_dir(&built.bin, |temporary| {

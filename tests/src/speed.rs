@@ -137,20 +137,22 @@ fn measure(stage: &Stage, model: &PathBuf, options: &Options) -> Result<(Vec<Arm
 }
 
 /// What a generated token costs an arm of Ferry's, from two runs that differ in their lengths only.
-fn account(stage: &Stage, contender: &Contender, short: &Bench<'_>) -> Result<Option<Account>> {
-    /// While a model is loaded the guest waits for room as often as the scheduler likes: that must not matter.
-    const MORE: u32 = 256;
+fn account(stage: &Stage, contender: &Contender, bench: &Bench<'_>) -> Result<Option<Account>> {
+    /// While a model is loaded the guest waits for room as often as the scheduler likes; llama.cpp plans anew after its
+    /// first token. Neither must matter.
+    const FEW: u32 = 8;
+    const MORE: u32 = 512;
     if !contender.kind.is_ferry() {
         return Ok(None);
     }
-    let long = Bench { generate: short.generate + MORE, ..*short };
+    let of = |generate| Bench { generate, ..*bench };
     let counted = |bench: &Bench<'_>| -> Result<_> {
         let guest = contender.run(bench)?.guest.context("the plug-in wrote no statistics")?;
         let host = stage.session_of(guest.guest_pid)?;
         ensure!(host.graphs >= u64::from(bench.generate), "not all tokens were the worker's: {host:?}");
         Ok([guest.messages, guest.doorbells, guest.waits, host.doorbells, host.waits])
     };
-    let (few, many) = (counted(short)?, counted(&long)?);
+    let (few, many) = (counted(&of(FEW))?, counted(&of(FEW + MORE))?);
     let mut per_token =
         many.into_iter().zip(few).map(|(many, few)| (many as f64 - few as f64) / f64::from(MORE));
     let mut next = || per_token.next().expect("five of them");

@@ -2,7 +2,8 @@
 //!
 //! A CPU back-end's buffers come from `malloc`. Where the system gives huge pages to whom asks (Linux distributions'
 //! `transparent_hugepage=madvise`), nobody asks for those: weights are then read through pages of 4 KiB, and an upload
-//! takes a fault for each of them.
+//! takes a fault for each of them. On two cores of an EPYC tokens of SmolLM2 came at 0.94 and 0.96 times the native speed
+//! without, and at 1.00 and 1.02 with: `cargo speed -- --models smollm2 --prompts 32 --arms native,ferry-unix --rounds 6`.
 #![allow(unsafe_code)]
 
 /// Asks for huge pages in `bytes` from `start` on. It is a wish: a system that has none changes nothing.

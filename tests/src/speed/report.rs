@@ -37,6 +37,8 @@ struct Row {
     median: f64,
     min: f64,
     max: f64,
+    /// What each round gave, in their order.
+    figures: Vec<f64>,
     /// To the first arm: the median of the ratios in the same round. Of speeds, more is better; of times, less.
     ratio_to_first: f64,
     /// Where it lies, with 95 % confidence if there were six rounds.
@@ -86,6 +88,7 @@ impl Report {
                     median: spread.median,
                     min: spread.min,
                     max: spread.max,
+                    figures: arm.column(at).collect(),
                     ratio_to_first: ratio.median,
                     ratio_low: ratio.low,
                     ratio_high: ratio.high,

@@ -31,8 +31,8 @@ fn an_upload_crosses_once_and_from_a_host_buffer_by_reference() {
     assert_eq!(session.bytes_shared, shared, "{session:?}");
 }
 
-/// What a CPU back-end computes from is asked for in huge pages: on a system that gives none unasked, a token took a tenth
-/// more.
+/// A system that gives huge pages only to whom asks is asked for them: without, tokens are slower than natively
+/// (host/src/ggml/ffi/huge.rs).
 #[test]
 fn weights_on_a_cpu_are_in_huge_pages_where_there_are_any() {
     let bed = Testbed::new();

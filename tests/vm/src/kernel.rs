@@ -11,6 +11,8 @@ use crate::debian::{Candidate, Debian, Release};
 
 /// The package that depends on Debian's current kernel.
 const META_PACKAGE: &str = "linux-image-amd64";
+/// The package with the headers of the kernel's interfaces.
+const HEADERS_PACKAGE: &str = "linux-libc-dev";
 
 /// Which kernel a guest boots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -81,14 +83,17 @@ fn image_package(candidates: &[Candidate], version: KernelVersion) -> Option<Str
     dependencies.find(|name| name.starts_with("linux-image-")).map(str::to_owned)
 }
 
-/// The headers of the kernel's graphics drivers, which Debian has in `libdrm-dev`: the folder to include from.
+/// The headers of the newest kernel's interfaces, its graphics drivers' among them: the folder to include from.
 ///
 /// # Errors
 /// If the package cannot be fetched.
-pub fn drm_headers(artifacts: &Artifacts) -> Result<PathBuf> {
-    let unpack =
-        |into: &Path| Debian::open(artifacts, Release::Bookworm)?.unpack(&["libdrm-dev".to_owned()], into);
-    Ok(artifacts.entry("libdrm-dev", unpack)?.join("usr/include/libdrm"))
+pub fn headers(artifacts: &Artifacts) -> Result<PathBuf> {
+    let root = artifacts.entry("linux-headers", |into| {
+        let debian = Debian::open(artifacts, Release::Bookworm)?;
+        let newest = debian.candidates(HEADERS_PACKAGE)?.swap_remove(0);
+        debian.unpack(&[format!("{HEADERS_PACKAGE}={}", newest.version)], into)
+    })?;
+    Ok(root.join("usr/include"))
 }
 
 #[cfg(test)]

@@ -19,6 +19,9 @@ mod vulkan {
     }
 }
 
+#[cfg(target_os = "linux")]
+mod virtgpu;
+
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -29,6 +32,8 @@ use serde::Deserialize;
 
 pub use build::LlamaBuild;
 pub use npm::NodeBuild;
+#[cfg(target_os = "linux")]
+pub use virtgpu::VirtgpuBuild;
 
 use crate::checkout;
 use crate::progress::Step;
@@ -223,6 +228,14 @@ impl Store {
         let vulkan = build::ensure(&self.root, &source, &pin.sha256, &build::LLAMA_VULKAN, vulkan::headers)?;
         build::link_missing(&suites.bin, &vulkan.bin)?;
         Ok(vulkan)
+    }
+
+    /// b10605's ggml-virtgpu.
+    #[cfg(target_os = "linux")]
+    pub fn virtgpu(&self) -> Result<VirtgpuBuild> {
+        let llama = self.llama()?;
+        let _lock = self.lock()?;
+        virtgpu::ensure(&self.root, &llama, &self.manifest.llama.sha256)
     }
 
     /// The wanted part of a package, fetched and unpacked if it was not yet.

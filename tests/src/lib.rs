@@ -6,6 +6,7 @@
 //! - [`daemon`], [`llama`], [`node`]: `ferryd` and llama.cpp in its programs and in Node, as the tests use them;
 //! - [`choices`], [`machines`], [`releases`], [`threads`]: what is the same through Ferry as natively, for tests and the
 //!   conformance run;
+//! - `virtgpu`: llama.cpp's own ggml-virtgpu, to compare with;
 //! - [`demo`], [`speed`], [`suite`], [`conformance`]: what `cargo demo`, `cargo speed` and `cargo suite` do.
 
 pub mod artifacts;
@@ -32,3 +33,5 @@ pub mod speed;
 pub mod suite;
 mod sys;
 pub mod threads;
+#[cfg(target_os = "linux")]
+pub mod virtgpu;

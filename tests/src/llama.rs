@@ -36,6 +36,15 @@ pub enum Device {
     Chosen(PathBuf),
     /// ggml-rpc, with the server at this address.
     Rpc(String),
+    /// llama.cpp's own ggml-virtgpu.
+    Virtgpu {
+        /// The back-end's file.
+        plugin: PathBuf,
+        /// Its host's socket.
+        host: PathBuf,
+        /// The device, as llama.cpp names it.
+        name: String,
+    },
 }
 
 impl Device {
@@ -43,7 +52,7 @@ impl Device {
     pub fn name(&self) -> Option<&str> {
         match self {
             Self::Cpu => Some("none"),
-            Self::Own(name) => Some(name),
+            Self::Own(name) | Self::Virtgpu { name, .. } => Some(name),
             Self::Ferry(_) => Some(FERRY_DEVICE),
             Self::Chosen(_) => None,
             Self::Rpc(_) => Some("RPC0"),
@@ -58,6 +67,10 @@ impl Device {
         }
         if let Self::Ferry(socket) | Self::Chosen(socket) = self {
             command.env("GGML_BACKEND_PATH", &checkout::binaries()?.plugin).env("FERRY_SOCKET", socket);
+        }
+        if let Self::Virtgpu { plugin, host, .. } = self {
+            command.env("GGML_BACKEND_PATH", plugin).env("VIRTGPU_HOST", host);
+            command.env("GGML_REMOTING_USE_APIR_CAPSET", "1");
         }
         Ok(command)
     }

@@ -1,4 +1,4 @@
-//! `cargo speed`: what Ferry costs beside the same back-end used natively, and beside ggml-rpc.
+//! `cargo speed`: what Ferry costs beside the same back-end used natively, and beside ggml-rpc and ggml-virtgpu.
 //!
 //! Every arm runs the same llama-bench on the same model in rotated rounds. Beside speeds, the time to load is measured
 //! in a way that is the same for all arms: from the start of llama-bench to its end, with a single token to compute. What
@@ -26,7 +26,7 @@ use report::{Account, Report};
 /// One run of llama-bench: three billion parameters on two cores take minutes.
 const RUN_TIMEOUT: Duration = Duration::from_secs(1800);
 
-/// Speeds, times to load and wake-ups of one model after the other: natively, through Ferry, through ggml-rpc
+/// Speeds, times to load and wake-ups of one model after the other: natively, through Ferry, through its peers
 #[derive(Debug, Clone, clap::Parser)]
 #[command(name = "cargo speed")]
 pub struct Options {
@@ -40,7 +40,7 @@ pub struct Options {
     /// so that what carries it shows); or files
     #[arg(long, value_name = "MODEL", value_delimiter = ',', num_args = 1.., default_value = "smollm2,gemma")]
     models: Vec<Model>,
-    /// Arms to compare; the first is what ratios are to [default: native, ferry-unix, rpc; with --vm those of the VM too]
+    /// Arms to compare; the first is what ratios are to [default: native, ferry-unix, rpc, virtgpu; with --vm those of the VM too]
     #[arg(long, value_name = "ARM", value_delimiter = ',', num_args = 1..)]
     arms: Vec<ArmKind>,
     /// Add Ferry and ggml-rpc in a virtual machine (Linux under QEMU, emulated)
@@ -58,6 +58,9 @@ pub struct Options {
     /// A folder with llama.cpp's programs and libraries, instead of the one built from the artifact store
     #[arg(long, value_name = "DIR")]
     llama: Option<PathBuf>,
+    /// A folder with ggml-virtgpu's files as the artifact store has them, instead of building them
+    #[arg(long, value_name = "DIR")]
+    virtgpu: Option<PathBuf>,
     /// A daemon to use instead of building it
     #[arg(long, value_name = "FILE", requires = "plugin")]
     ferryd: Option<PathBuf>,

@@ -16,7 +16,11 @@ use crate::process;
 #[cfg(target_os = "linux")]
 mod guest;
 #[cfg(target_os = "linux")]
-use guest::{Guest, GuestPlace};
+use {
+    crate::artifacts::VirtgpuBuild,
+    crate::virtgpu::VirtgpuHost,
+    guest::{Guest, GuestPlace},
+};
 
 /// An arm's kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -31,6 +35,8 @@ pub enum ArmKind {
     FerryStream,
     /// ggml-rpc on loopback
     Rpc,
+    /// llama.cpp's ggml-virtgpu without the virtual machine and the renderer that it has between its two ends
+    Virtgpu,
     /// Ferry in a virtual machine
     FerryVm,
     /// ggml-rpc from a virtual machine, over its network
@@ -46,6 +52,7 @@ impl ArmKind {
             Self::FerryUnix => "ferry-unix",
             Self::FerryStream => "ferry-stream",
             Self::Rpc => "rpc",
+            Self::Virtgpu => "virtgpu",
             Self::FerryVm => "ferry-vm",
             Self::RpcVm => "rpc-vm",
         }
@@ -56,12 +63,12 @@ impl ArmKind {
         matches!(self, Self::FerryUnix | Self::FerryStream | Self::FerryVm)
     }
 
-    /// ggml-rpc in the same place, if it is one of Ferry's.
-    pub fn peer(self) -> Option<Self> {
+    /// What does the same in the same place, if it is one of Ferry's.
+    pub fn peers(self) -> &'static [Self] {
         match self {
-            Self::FerryUnix | Self::FerryStream => Some(Self::Rpc),
-            Self::FerryVm => Some(Self::RpcVm),
-            _ => None,
+            Self::FerryUnix | Self::FerryStream => &[Self::Rpc, Self::Virtgpu],
+            Self::FerryVm => &[Self::RpcVm],
+            _ => &[],
         }
     }
 
@@ -153,6 +160,8 @@ pub struct Stage {
     daemon: Option<Daemon>,
     _server: Option<RpcServer>,
     #[cfg(target_os = "linux")]
+    _virtgpu: Option<VirtgpuHost>,
+    #[cfg(target_os = "linux")]
     guest: Option<Guest>,
     _dir: TempDir,
 }
@@ -174,6 +183,10 @@ impl Stage {
         };
         let server = needs(ArmKind::is_rpc).then(|| RpcServer::start_on(&llama, own_name)).transpose()?;
         #[cfg(target_os = "linux")]
+        let virtgpu = needs(|kind| kind == ArmKind::Virtgpu)
+            .then(|| VirtgpuHost::start(&virtgpu(options)?, &llama, backend, own_name))
+            .transpose()?;
+        #[cfg(target_os = "linux")]
         let guest = in_vm.then(|| Guest::boot(&llama, models, daemon.as_ref())).transpose()?;
         #[cfg(not(target_os = "linux"))]
         anyhow::ensure!(!in_vm, "the virtual machine needs a Linux host: leave out --vm ({models:?})");
@@ -192,13 +205,17 @@ impl Stage {
                 ArmKind::FerryUnix | ArmKind::FerryStream => here(&llama, Device::Ferry(daemon?.socket())),
                 ArmKind::Rpc => here(&llama, server?.device()),
                 #[cfg(target_os = "linux")]
+                ArmKind::Virtgpu => here(&llama, virtgpu.as_ref().context("no host was started")?.device()),
+                #[cfg(target_os = "linux")]
                 ArmKind::FerryVm => Place::Guest(guest.as_ref().context("no machine")?.ferry(&llama)?),
                 #[cfg(target_os = "linux")]
                 ArmKind::RpcVm => {
                     Place::Guest(guest.as_ref().context("no machine")?.rpc(&llama, server?.port()))
                 }
                 #[cfg(not(target_os = "linux"))]
-                ArmKind::FerryVm | ArmKind::RpcVm => anyhow::bail!("needs a Linux host"),
+                ArmKind::Virtgpu | ArmKind::FerryVm | ArmKind::RpcVm => {
+                    anyhow::bail!("needs a Linux host")
+                }
             })
         };
         let contenders = kinds
@@ -209,6 +226,8 @@ impl Stage {
             contenders,
             daemon,
             _server: server,
+            #[cfg(target_os = "linux")]
+            _virtgpu: virtgpu,
             #[cfg(target_os = "linux")]
             guest,
             _dir: dir,
@@ -234,6 +253,11 @@ fn kinds(options: &Options) -> Vec<ArmKind> {
         return options.arms.clone();
     }
     let mut kinds = vec![ArmKind::Native, ArmKind::FerryUnix, ArmKind::Rpc];
+    #[cfg(target_os = "linux")]
+    match virtgpu(options) {
+        Ok(_) => kinds.push(ArmKind::Virtgpu),
+        Err(reason) => eprintln!("  without ggml-virtgpu: {reason:#}"),
+    }
     if options.vm {
         kinds.extend([ArmKind::FerryVm, ArmKind::RpcVm]);
     }
@@ -248,5 +272,14 @@ fn llama(options: &Options) -> Result<LlamaBuild> {
             Ok(LlamaBuild { source: bin.clone(), bin })
         }
         None => Store::open()?.llama(),
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn virtgpu(options: &Options) -> Result<VirtgpuBuild> {
+    match (&options.virtgpu, &options.llama) {
+        (Some(dir), _) => VirtgpuBuild::at(dir),
+        (None, Some(_)) => anyhow::bail!("where --llama names llama.cpp, --virtgpu has to name it"),
+        (None, None) => Store::open()?.virtgpu(),
     }
 }

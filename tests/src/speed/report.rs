@@ -1,5 +1,6 @@
 //! What `cargo speed` writes down.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -7,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::arms::Contender;
+use super::arms::{ArmKind, Contender};
 use super::{Options, phases};
 use crate::bench::{Arm, Ratio, spread};
 use crate::llama::THREADS;
@@ -44,9 +45,9 @@ struct Row {
     /// Where it lies, with 95 % confidence if there were six rounds.
     ratio_low: f64,
     ratio_high: f64,
-    /// The same to ggml-rpc in the same place, of an arm of Ferry's.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    to_rpc: Option<Ratio>,
+    /// The same to what does the same in the same place, of an arm of Ferry's.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    to_peers: BTreeMap<&'static str, Ratio>,
     /// Of generated tokens, through Ferry.
     #[serde(skip_serializing_if = "Option::is_none")]
     per_token: Option<Account>,
@@ -92,7 +93,9 @@ impl Report {
                     ratio_to_first: ratio.median,
                     ratio_low: ratio.low,
                     ratio_high: ratio.high,
-                    to_rpc: peer(contender, contenders, arms).map(|peer| arm.ratio(peer, at)),
+                    to_peers: peers(contender, contenders, arms)
+                        .map(|(kind, peer)| (kind.name(), arm.ratio(peer, at)))
+                        .collect(),
                     per_token: account.filter(|_| phase.starts_with("tg")),
                 });
             }
@@ -107,23 +110,29 @@ impl Report {
     }
 }
 
-/// The arm that is ggml-rpc in the same place.
-fn peer<'a>(contender: &Contender, contenders: &[Contender], arms: &'a [Arm]) -> Option<&'a Arm> {
-    let kind = contender.kind.peer()?;
-    contenders.iter().zip(arms).find_map(|(other, arm)| (other.kind == kind).then_some(arm))
+/// The arms that do the same as one of Ferry's.
+fn peers<'a>(
+    contender: &Contender,
+    contenders: &'a [Contender],
+    arms: &'a [Arm],
+) -> impl Iterator<Item = (ArmKind, &'a Arm)> {
+    let kinds = contender.kind.peers();
+    let all = contenders.iter().zip(arms);
+    all.filter(|(other, _)| kinds.contains(&other.kind)).map(|(other, arm)| (other.kind, arm))
 }
 
-/// A line for each arm of Ferry's that has ggml-rpc beside it.
+/// A line for each peer of each arm of Ferry's.
 pub fn peers_text(contenders: &[Contender], arms: &[Arm], phases: &[String]) -> String {
     let mut text = String::new();
     for (contender, arm) in contenders.iter().zip(arms) {
-        let Some(peer) = peer(contender, contenders, arms) else { continue };
-        let ratio = |(at, phase): (usize, &String)| {
-            let phase = phase.split_once(' ').map_or(phase.as_str(), |(phase, _)| phase);
-            format!("{phase} {}", arm.ratio(peer, at))
-        };
-        let ratios: Vec<String> = phases.iter().enumerate().map(ratio).collect();
-        let _ = writeln!(text, "{} to {}: {}", arm.name, peer.name, ratios.join(", "));
+        for (_, peer) in peers(contender, contenders, arms) {
+            let ratio = |(at, phase): (usize, &String)| {
+                let phase = phase.split_once(' ').map_or(phase.as_str(), |(phase, _)| phase);
+                format!("{phase} {}", arm.ratio(peer, at))
+            };
+            let ratios: Vec<String> = phases.iter().enumerate().map(ratio).collect();
+            let _ = writeln!(text, "{} to {}: {}", arm.name, peer.name, ratios.join(", "));
+        }
     }
     text
 }

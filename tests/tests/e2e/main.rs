@@ -13,6 +13,7 @@ mod layouts;
 mod machines;
 mod operations;
 mod options;
+mod peers;
 mod plugin;
 mod regions;
 mod sharing;

@@ -51,8 +51,9 @@ fn the_plug_ins_ioctls_are_the_kernels() {
         places.push((format!("DRM_VIRTGPU_{number}"), ours));
     }
 
-    let mut source =
-        String::from("#include <stddef.h>\n#include <stdio.h>\n#include <drm/virtgpu_drm.h>\nint main(void) {\n");
+    let mut source = String::from(
+        "#include <stddef.h>\n#include <stdio.h>\n#include <drm/virtgpu_drm.h>\nint main(void) {\n",
+    );
     for (expression, _) in &places {
         writeln!(source, "    printf(\"%zu\\n\", (size_t)({expression}));").unwrap();
     }

@@ -184,7 +184,7 @@ impl Stage {
         let server = needs(ArmKind::is_rpc).then(|| RpcServer::start_on(&llama, own_name)).transpose()?;
         #[cfg(target_os = "linux")]
         let virtgpu = needs(|kind| kind == ArmKind::Virtgpu)
-            .then(|| VirtgpuHost::start(&virtgpu(options)?, &llama, backend, own_name))
+            .then(|| VirtgpuHost::start(&virtgpu_build(options)?, &llama, backend, own_name))
             .transpose()?;
         #[cfg(target_os = "linux")]
         let guest = in_vm.then(|| Guest::boot(&llama, models, daemon.as_ref())).transpose()?;
@@ -254,7 +254,7 @@ fn kinds(options: &Options) -> Vec<ArmKind> {
     }
     let mut kinds = vec![ArmKind::Native, ArmKind::FerryUnix, ArmKind::Rpc];
     #[cfg(target_os = "linux")]
-    match virtgpu(options) {
+    match virtgpu_build(options) {
         Ok(_) => kinds.push(ArmKind::Virtgpu),
         Err(reason) => eprintln!("  without ggml-virtgpu: {reason:#}"),
     }
@@ -276,7 +276,7 @@ fn llama(options: &Options) -> Result<LlamaBuild> {
 }
 
 #[cfg(target_os = "linux")]
-fn virtgpu(options: &Options) -> Result<VirtgpuBuild> {
+fn virtgpu_build(options: &Options) -> Result<VirtgpuBuild> {
     match (&options.virtgpu, &options.llama) {
         (Some(dir), _) => VirtgpuBuild::at(dir),
         (None, Some(_)) => anyhow::bail!("where --llama names llama.cpp, --virtgpu has to name it"),

@@ -279,7 +279,9 @@ fn llama(options: &Options) -> Result<LlamaBuild> {
 fn virtgpu_build(options: &Options) -> Result<VirtgpuBuild> {
     match (&options.virtgpu, &options.llama) {
         (Some(dir), _) => VirtgpuBuild::at(dir),
-        (None, Some(_)) => anyhow::bail!("where --llama names llama.cpp, --virtgpu has to name it"),
+        (None, Some(_)) => {
+            anyhow::bail!("where --llama names llama.cpp, --virtgpu has to name the folder of ggml-virtgpu")
+        }
         (None, None) => Store::open()?.virtgpu(),
     }
 }

@@ -208,7 +208,6 @@ int main(int argc, char **argv) {
     int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (listener < 0 || bind(listener, (struct sockaddr *)&address, sizeof address) != 0 || listen(listener, 8) != 0)
         fail("virtgpu-host: listening");
-    signal(SIGCHLD, SIG_DFL);
     puts("listening");
     fflush(stdout);
     for (;;) {

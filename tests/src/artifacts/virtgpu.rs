@@ -30,7 +30,7 @@ const SOURCES: [&str; 5] = [
 ];
 
 /// As llama.cpp builds a back-end that is loaded.
-const FLAGS: [&str; 9] = [
+const FLAGS: [&str; 8] = [
     "-O3",
     "-DNDEBUG",
     "-fPIC",
@@ -38,7 +38,6 @@ const FLAGS: [&str; 9] = [
     "-DGGML_BACKEND_DL",
     "-DGGML_BACKEND_BUILD",
     "-DGGML_BACKEND_SHARED",
-    "-DGGML_BUILD",
     "-DGGML_SHARED",
 ];
 
